@@ -1,0 +1,84 @@
+"""The fields of every run: what each is, and the value it has unless a scale or a row says otherwise.
+
+A scale (`configs/scales.py`) sets shapes, batch and length; a row (`configs/gr.py`, ...) sets `residual` and its own
+learning rate and nothing else. Any field can be overridden on the command line: `--config.optim.lr=3e-3`.
+"""
+
+import ml_collections
+from ml_collections import config_dict
+
+from configs import scales
+
+
+def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
+    """The base config at `scale`, with the pre-norm residual; rows replace `config.residual`."""
+    c = ml_collections.ConfigDict()
+    c.row = "prenorm"  # the config file's name: names the run in wandb and in the tables
+    c.scale = scale
+    c.seed = 0  # parameters, data order and evaluation each draw from their own key, folded from this one
+    c.steps = 1000  # optimizer updates
+    c.batch_size = 16  # sequences an update, over all devices and accumulation steps
+    c.seq_len = 256  # tokens a sequence
+
+    m = c.model = ml_collections.ConfigDict()
+    m.layers = 8  # each is two sites: attention, then the FFN
+    m.width = 64
+    m.heads = 4  # query heads
+    m.kv_heads = 2  # key and value heads, shared by groups of query heads
+    m.head_dim = 16
+    m.ffn = 192  # hidden width of the SwiGLU
+    m.rope_theta = 10_000.0
+    m.norm_eps = 1e-6
+    m.embed_std = 0.02  # standard deviation of the initial token embedding
+    m.compute_dtype = "float32"  # float32 | bfloat16: matrix products and sublayers; parameters are float32
+    m.scan = True  # run the layers by one scan; false: a Python loop, the same function
+    m.remat = "none"  # none | full | dots: what the backward pass recomputes
+
+    c.residual = ml_collections.ConfigDict({"kind": "prenorm"})
+
+    o = c.optim = ml_collections.ConfigDict()
+    o.name = "adamw"
+    o.lr = 3e-3  # the peak
+    o.warmup = c.get_ref("steps") // 20  # steps of linear warm-up from 0
+    o.final_lr = 0.1  # the cosine ends at this fraction of the peak
+    o.weight_decay = 0.1  # on the parameters of the decay group alone
+    o.b1 = 0.9
+    o.b2 = 0.95
+    o.eps = 1e-8
+    o.clip = 1.0  # bound on the global norm of the gradient
+    o.accumulate = 1  # the batch is worked through in this many parts
+
+    d = c.data = ml_collections.ConfigDict()
+    d.name = "stdlib"  # stdlib | folder | any TFDS name (tiny_shakespeare, wiki40b/en, ...)
+    d.path = config_dict.placeholder(str)  # data.name=folder: the folder of text files
+    d.glob = "*.txt"  # data.name=folder: which of its files
+    d.dir = config_dict.placeholder(str)  # where prepared datasets are kept; unset: ~/.cache/grlab
+    d.heldout = 0.05  # fraction of the documents held out, by hash of the path
+    d.text_key = "text"  # other TFDS names: the feature that holds the text
+    d.split = "train"  # other TFDS names: the split to read
+    d.max_bytes = 2_000_000_000  # stop reading the corpus here
+
+    e = c.eval = ml_collections.ConfigDict()
+    e.every = 250  # steps between held-out losses; the benchmarks run once, at the end
+    e.tokens = 262_144  # held-out tokens scored, from the start of the held-out documents
+    e.batch_size = 32  # sequences a forward pass: changes the speed, not the result
+    e.cloze_items = 300  # items a cloze benchmark; 0: no benchmarks
+    e.cloze_context = 192  # tokens of context a cloze item may have
+
+    c.checkpoint = ml_collections.ConfigDict({"every": 250, "keep": 2})  # steps; how many to keep
+    c.log = ml_collections.ConfigDict({"every": 1})  # steps between records in metrics.jsonl
+
+    w = c.wandb = ml_collections.ConfigDict()
+    w.mode = "auto"  # auto (online with a key, else offline) | online | offline | disabled
+    w.project = "grlab"
+    w.group = ""  # the experiment, set by the sweep
+
+    # Devices along each axis of the mesh; -1: all that are left.
+    c.mesh = ml_collections.ConfigDict({"data": -1, "fsdp": 1, "tensor": 1, "expert": 1})
+    # Which mesh axis a logical axis of a parameter is split over; "" means kept whole. The stream axis never is.
+    c.rules = ml_collections.ConfigDict(
+        {"vocab": "tensor", "embed": "fsdp", "heads": "tensor", "mlp": "tensor", "rank": "", "streams": ""}
+    )
+
+    scales.apply(c, scale)
+    return c

@@ -1,0 +1,22 @@
+"""mHC, dynamic maps: doubly stochastic mixing by 20 Sinkhorn-Knopp iterations, as in the paper.
+
+    python launch.py train --config=configs/mhc.py:cpu --workdir=runs/mhc-0
+
+Sets beside `residual`: optim.lr, from the learning-rate sweep that every row went through (experiments/lr_table5.py).
+"""
+
+from configs import base
+
+
+def get_config(scale: str = "cpu"):
+    config = base.get_config(scale)
+    config.row = "mhc"
+    config.residual = {
+        "kind": "mhc",
+        "streams": 4,
+        "dynamic": True,  # false: the maps are learned constants
+        "form": "paper",  # paper | deepseek_v4 (softmax start + eps, combᵀ, learned head)
+        "iterations": 20,  # of Sinkhorn-Knopp
+        "stream_dtype": "float32",  # float32 | bfloat16
+    }
+    return config

@@ -1,0 +1,15 @@
+"""mHC, static maps: the dynamic term removed, only the biases learned (the report's "static" row: λ = 0).
+
+    python launch.py train --config=configs/mhc_static.py:cpu --workdir=runs/mhc_static-0
+
+Sets beside `residual`: optim.lr, from the learning-rate sweep that every row went through (experiments/lr_table5.py).
+"""
+
+from configs import mhc
+
+
+def get_config(scale: str = "cpu"):
+    config = mhc.get_config(scale)
+    config.row = "mhc_static"
+    config.residual.dynamic = False
+    return config

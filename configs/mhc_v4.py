@@ -1,0 +1,15 @@
+"""mHC as DeepSeek-V4 runs it: softmax start + eps, combᵀ, and a learned head that weighs the streams at the end.
+
+    python launch.py train --config=configs/mhc_v4.py:cpu --workdir=runs/mhc_v4-0
+
+Sets beside `residual`: optim.lr (that of mHC's paper form).
+"""
+
+from configs import mhc
+
+
+def get_config(scale: str = "cpu"):
+    config = mhc.get_config(scale)
+    config.row = "mhc_v4"
+    config.residual.form = "deepseek_v4"
+    return config

@@ -1,0 +1,15 @@
+"""Pre-norm, the baseline of every table: x + F(RMSNorm(x)).
+
+    python launch.py train --config=configs/prenorm.py:cpu --workdir=runs/prenorm-0
+
+Sets beside `residual`: optim.lr, from the learning-rate sweep that every row went through (experiments/lr_table5.py).
+"""
+
+from configs import base
+
+
+def get_config(scale: str = "cpu"):
+    config = base.get_config(scale)
+    config.row = "prenorm"
+    config.residual = {"kind": "prenorm"}
+    return config

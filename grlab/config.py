@@ -1,0 +1,106 @@
+"""Config files and their overrides, every mistake reported as one line."""
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from grlab import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+_WORDS = {"true": True, "false": False}
+
+
+def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
+    """The resolved config of `path[:scale]` with overrides such as `optim.lr=3e-3`, checked.
+
+    Raises:
+      UsageError: no such file, scale or field, a value of another type, or one out of its range.
+    """
+    path, _, scale = spec.partition(":")
+    try:
+        config = _module(path).get_config(*([scale] if scale else []))
+    except ValueError as e:  # an unknown scale: configs raise plain errors, since they import nothing
+        raise errors.UsageError("--config", spec, str(e)) if not isinstance(e, errors.UsageError) else e from None
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals:
+            raise errors.UsageError(f"config.{name}", text, f"give it a value: --config.{name}=VALUE")
+        _set(config, name, text)
+    config = ConfigDict(config.copy_and_resolve_references())
+    check(config)
+    return config
+
+
+def from_json(fields: Mapping) -> ConfigDict:
+    """The config that a run directory's config.json holds."""
+    return ConfigDict(fields)
+
+
+def _module(path: str):
+    file = Path(path)
+    if not file.is_file():
+        file = ROOT / path  # a command may be given from anywhere
+    if not file.is_file():
+        here = sorted(f"configs/{p.name}" for p in (ROOT / "configs").glob("*.py"))
+        raise errors.unknown("--config", path, here)
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))  # a config file imports the one it starts from: `from configs import base`
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise errors.UsageError("--config", path, "defines no get_config(scale)")
+    return module
+
+
+def _set(config: ConfigDict, name: str, text: str) -> None:
+    node, so_far, leaf = config, "config", name.split(".")[-1]
+    for part in name.split("."):
+        if not isinstance(node, ConfigDict):
+            raise errors.UsageError(f"config.{name}", text, f"{so_far} is one value and has no fields")
+        if part not in node:
+            raise errors.unknown(so_far, part, node)
+        parent, node, so_far = node, node[part], f"{so_far}.{part}"
+    if isinstance(node, ConfigDict):
+        raise errors.UsageError(so_far, text, f"is a group of fields: set one of {', '.join(node)}")
+    parent[leaf] = _parse(so_far, text, parent.get_type(leaf))
+
+
+def _parse(field: str, text: str, kind: type):
+    try:
+        return _WORDS[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise errors.UsageError(field, text, f"must be of type {kind.__name__}") from None
+
+
+def check(config: ConfigDict) -> None:
+    """Raises a UsageError for the first field whose value cannot be; the model and the data check their own."""
+    for name in ("steps", "batch_size", "seq_len", "optim.lr", "optim.clip", "optim.accumulate", "optim.eps"):
+        errors.positive(f"config.{name}", _get(config, name))
+    for name in ("eval.every", "eval.tokens", "eval.batch_size", "checkpoint.every", "checkpoint.keep", "log.every"):
+        errors.positive(f"config.{name}", _get(config, name))
+    for name in ("seed", "optim.warmup", "optim.weight_decay", "eval.cloze_items"):
+        if _get(config, name) < 0:
+            raise errors.UsageError(f"config.{name}", _get(config, name), "must not be negative")
+    for name in ("optim.b1", "optim.b2", "optim.final_lr", "data.heldout"):
+        if not 0 <= _get(config, name) < 1:
+            raise errors.UsageError(f"config.{name}", _get(config, name), "must lie in [0, 1)")
+    errors.one_of("config.optim.name", config.optim.name, ["adamw"])
+    errors.one_of("config.wandb.mode", config.wandb.mode, ["auto", "online", "offline", "disabled"])
+    if config.optim.warmup >= config.steps:
+        raise errors.UsageError("config.optim.warmup", config.optim.warmup, f"must be below steps={config.steps}")
+    if config.batch_size % config.optim.accumulate:
+        remedy = f"must divide batch_size={config.batch_size}"
+        raise errors.UsageError("config.optim.accumulate", config.optim.accumulate, remedy)
+    for axis, size in config.mesh.items():
+        if size < 1 and size != -1:
+            raise errors.UsageError(f"config.mesh.{axis}", size, "must be above 0, or -1 for the devices left")
+
+
+def _get(config: ConfigDict, name: str):
+    for part in name.split("."):
+        config = config[part]
+    return config

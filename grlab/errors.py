@@ -1,0 +1,36 @@
+"""Errors that are the user's to mend: one line that names the field, the value and the way out."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """A wrong command, config or input. `launch.py` prints it on one line and exits with status 2."""
+
+    def __init__(self, field: str, value: object, remedy: str):
+        self.field = field
+        super().__init__(f"{field}={value!r}: {remedy}")
+
+
+class RunFailed(RuntimeError):
+    """A run that was asked for correctly and failed or diverged. `launch.py` exits with status 1."""
+
+
+def unknown(field: str, value: object, known: Iterable[str]) -> UsageError:
+    """The error for a name that is not among `known`: it offers the nearest one and lists them all."""
+    known = list(known)
+    near = difflib.get_close_matches(str(value), known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UsageError(field, value, f"{hint}known: {', '.join(known)}")
+
+
+def one_of(field: str, value: object, known: Iterable[str]) -> None:
+    """Raises unless `value` is among `known`."""
+    if value not in (known := list(known)):
+        raise unknown(field, value, known)
+
+
+def positive(field: str, value: float) -> None:
+    """Raises unless `value` is above zero."""
+    if not value > 0:
+        raise UsageError(field, value, "must be above 0")

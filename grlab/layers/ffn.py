@@ -1,0 +1,25 @@
+"""The SwiGLU feed-forward network: W_down (SiLU(W_gate x) ⊙ W_up x). arXiv 2002.05202."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from grlab.params import normal
+
+
+class SwiGLU(nnx.Module):
+    """Maps [B, T, D] to [B, T, D] by a hidden width of `config.ffn`."""
+
+    def __init__(self, config, dtype: jnp.dtype, scale, key: jax.Array):
+        """`scale(matrix)` multiplies the initial values; the output is also divided by √(2 · layers)."""
+        d, f = config.width, config.ffn
+        self.dtype = dtype
+        self.gate = normal(key, "gate", (d, f), ("embed", "mlp"), d**-0.5 * scale("gate"))
+        self.up = normal(key, "up", (d, f), ("embed", "mlp"), d**-0.5 * scale("up"))
+        down_std = f**-0.5 * (2 * config.layers) ** -0.5
+        self.down = normal(key, "down", (f, d), ("mlp", "embed"), down_std * scale("down"))
+
+    def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+        gate_BxTxF = x_BxTxD @ self.gate[...].astype(self.dtype)
+        up_BxTxF = x_BxTxD @ self.up[...].astype(self.dtype)
+        return (jax.nn.silu(gate_BxTxF) * up_BxTxF) @ self.down[...].astype(self.dtype)

@@ -1,0 +1,77 @@
+"""The arithmetic of wide streams. Dimensions: B batch, T time, N streams, D width.
+
+Everything here computes in float32 and rounds once, to the dtype of its result: maps and gates stay float32 whatever
+the stream's or the sublayer's dtype.
+"""
+
+import jax
+import jax.numpy as jnp
+
+F32 = jnp.float32
+
+
+def rms_normalise(x: jax.Array, eps: float, axis: int | tuple[int, ...] = -1) -> jax.Array:
+    """x / sqrt(mean(x²) + eps) over `axis`, in float32."""
+    x = x.astype(F32)
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=axis, keepdims=True) + eps)
+
+
+def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
+    """RMSNorm over the last axis with a zero-centred gain (the scale is 1 + gain), in float32.
+
+    The only place, with `GatedSite.normalise`, that knows the convention.
+    """
+    return rms_normalise(x, eps) * (1 + gain)
+
+
+def project(x: jax.Array, w: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """x @ w for x [..., I] and w [I, O]: the product in `dtype`, accumulated and returned in float32."""
+    return jnp.matmul(x.astype(dtype), w.astype(dtype), preferred_element_type=F32)
+
+
+def flatten(stream_BxTxNxD: jax.Array) -> jax.Array:
+    """vec R, stream-major: index = stream · D + channel. Shape [B, T, N·D]."""
+    *lead, n, d = stream_BxTxNxD.shape
+    return stream_BxTxNxD.reshape(*lead, n * d)
+
+
+def repeat(x_BxTxD: jax.Array, n: int) -> jax.Array:
+    """n copies of x: [B, T, N, D]."""
+    return jnp.broadcast_to(x_BxTxD[..., None, :], (*x_BxTxD.shape[:-1], n, x_BxTxD.shape[-1]))
+
+
+def combine(weights_N: jax.Array, stream_BxTxNxD: jax.Array) -> jax.Array:
+    """Σ_i weights_i R_i in float32: [B, T, D]. `weights_N` is [N] or [B, T, N]."""
+    return jnp.sum(weights_N[..., None] * stream_BxTxNxD.astype(F32), axis=-2)
+
+
+def mix(h_NxN: jax.Array, stream_BxTxNxD: jax.Array) -> jax.Array:
+    """H R in float32: row i of H weighs the streams that make the new stream i. `h_NxN` is [N, N] or [B, T, N, N]."""
+    # A product and a sum, not a dot: for a handful of streams a batched N x N matrix product is slower than the
+    # elementwise loop that it fuses into.
+    return jnp.sum(h_NxN[..., None] * stream_BxTxNxD.astype(F32)[..., None, :, :], axis=-2)
+
+
+def write(stream_BxTxNxD: jax.Array, s_Nx1: jax.Array, y_BxTxD: jax.Array, h_NxN: jax.Array | None = None) -> jax.Array:
+    """H R + s ⊗ y (H the identity where it is None), in the stream's dtype.
+
+    `s_Nx1` is a gate a stream, or a stream and channel: any shape that broadcasts to [B, T, N, D].
+    """
+    kept = stream_BxTxNxD.astype(F32) if h_NxN is None else mix(h_NxN, stream_BxTxNxD)
+    return (kept + s_Nx1 * y_BxTxD.astype(F32)[..., None, :]).astype(stream_BxTxNxD.dtype)
+
+
+def sinkhorn(logits_NxN: jax.Array, iterations: int) -> jax.Array:
+    """The doubly stochastic projection of exp(logits) (mHC, eq. 9): columns first, rows last.
+
+    The rows are normalised last because `mix` contracts them: equal streams then come out unchanged to rounding, however
+    far the columns still are from their sum. The first iteration runs on logarithms, so that no logit overflows; a
+    column that underflows after it stays zero instead of becoming 0/0. Shape [..., N, N], float32.
+    """
+    h = jnp.moveaxis(logits_NxN.astype(F32), (-2, -1), (0, 1))  # the tokens along the vector lanes
+    h = h - jax.nn.logsumexp(h, axis=0, keepdims=True)
+    h = jnp.exp(h - jax.nn.logsumexp(h, axis=1, keepdims=True))
+    for _ in range(iterations - 1):
+        h = h / jnp.maximum(jnp.sum(h, axis=0, keepdims=True), 1e-30)
+        h = h / jnp.sum(h, axis=1, keepdims=True)
+    return jnp.moveaxis(h, (0, 1), (-2, -1))

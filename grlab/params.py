@@ -1,0 +1,50 @@
+"""How parameters are made: each from a key of its own path, each with its axes and its weight-decay group stated.
+
+A parameter's initial value depends on the seed and on the names on its path, not on how many others were made before
+it: two rows share the initial values of everything they share.
+"""
+
+import zlib
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+def fold(key: jax.Array, name: str) -> jax.Array:
+    """The key of the child called `name`."""
+    return jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+
+
+def param(value: jax.Array, axes: tuple[str, ...], *, decay: bool) -> nnx.Param:
+    """A float32 parameter.
+
+    Args:
+      value: its initial value.
+      axes: a logical name for each of its axes, mapped to the mesh by `config.rules`.
+      decay: whether weight decay applies.
+    """
+    if len(axes) != value.ndim:
+        raise AssertionError(f"axes {axes} do not name the {value.ndim} axes of the value")
+    return nnx.Param(jnp.asarray(value, jnp.float32), axes=axes, decay=decay)
+
+
+def normal(key: jax.Array, name: str, shape: tuple[int, ...], axes: tuple[str, ...], std: float) -> nnx.Param:
+    """A matrix drawn from N(0, std²), in the weight-decay group."""
+    return param(std * jax.random.normal(fold(key, name), shape), axes, decay=True)
+
+
+def constant(value, axes: tuple[str, ...] = ()) -> nnx.Param:
+    """A gain, bias or static map that starts at `value`, outside the weight-decay group."""
+    return param(jnp.asarray(value, jnp.float32), axes, decay=False)
+
+
+def variables(params: nnx.State) -> list[nnx.Param]:
+    """The parameters in the order of `jax.tree.leaves`, each with its `axes` and `decay`."""
+    return jax.tree.leaves(params, is_leaf=lambda v: isinstance(v, nnx.Variable))
+
+
+def map_params(f: Callable[[nnx.Param], object], params: nnx.State) -> nnx.State:
+    """A tree of the structure of `params` with f(parameter) for each array."""
+    return jax.tree.unflatten(jax.tree.structure(params), [f(v) for v in variables(params)])

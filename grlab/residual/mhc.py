@@ -1,0 +1,123 @@
+"""Manifold-constrained Hyper-Connections (mHC): doubly stochastic mixing by Sinkhorn-Knopp. arXiv 2512.24880 v2."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from grlab import errors
+from grlab.ops import streams as ops
+from grlab.params import constant, normal
+from grlab.residual.stream import FinalNorm, Frame, Residual, Site, home
+
+V4_EPS = 1e-6  # DeepSeek-V4's hc_eps: on the gates, on the softmax and in every Sinkhorn denominator
+
+
+def sinkhorn_v4(logits_NxN: jax.Array, iterations: int) -> jax.Array:
+    """DeepSeek-V4's projection: softmax of the rows + eps, one column normalisation, then 19 × (rows, columns).
+
+    It is applied transposed, so that its last normalisation, too, is over the axis that the application contracts.
+    """
+    h = jax.nn.softmax(logits_NxN, axis=-1) + V4_EPS
+    h = h / (jnp.sum(h, axis=-2, keepdims=True) + V4_EPS)
+    for _ in range(iterations - 1):
+        h = h / (jnp.sum(h, axis=-1, keepdims=True) + V4_EPS)
+        h = h / (jnp.sum(h, axis=-2, keepdims=True) + V4_EPS)
+    return h
+
+
+class ManifoldSite(Site):
+    """One manifold-constrained connection   (mHC, eq. 5-9).
+
+        x̂ = RMSNorm(vec R), no gain;   H̃ = α ⊙ (x̂ φ) + b
+        H_pre = σ(H̃_pre);   H_post = 2σ(H̃_post);   H_res = Sinkhorn-Knopp(exp H̃_res)
+        x = norm(Σ_i H_pre,i R_i);   R' = H_res R + H_postᵀ y
+
+    Static: α = 0, only b is learned. φ and b have no published initial values. Chosen here: φ ~ N(0, 0.02), and the
+    identity-like b of public ports: b_pre ±3 (+ on the home stream k mod n), b_post 0, b_res 6 I − 3.
+    """
+
+    def __init__(self, switches: "ManifoldHyperConnections.Switches", frame: Frame, k, key: jax.Array):
+        n, d = switches.streams, frame.width
+        self.switches = switches
+        self.eps = frame.norm_eps
+        self.dtype = frame.compute_dtype
+        self.norm_gain = constant(jnp.zeros(d), ("embed",))
+        self.b_pre = constant(home(k, n, 3.0, -3.0), ("streams",))
+        self.b_post = constant(jnp.zeros(n), ("streams",))
+        self.b_res = constant(6.0 * jnp.eye(n) - 3.0, ("streams", "streams"))
+        if switches.dynamic:
+            for name, columns in (("pre", n), ("post", n), ("res", n * n)):
+                phi = normal(key, f"phi_{name}", (n * d, columns), ("flat", "streams"), std=0.02)
+                setattr(self, f"phi_{name}", phi)
+                setattr(self, f"alpha_{name}", constant(0.01))
+
+    def maps(self, stream_BxTxNxD):
+        """(H_pre [.., N], H_post [.., N], H_res [.., N, N]) in float32."""
+        pre_N, post_N, res_NxN = self.b_pre[...], self.b_post[...], self.b_res[...]
+        if self.switches.dynamic:
+            n = self.switches.streams
+            flat_BxTxND = ops.rms_normalise(ops.flatten(stream_BxTxNxD), self.eps)
+            phi = jnp.concatenate([self.phi_pre[...], self.phi_post[...], self.phi_res[...]], axis=1)
+            out = ops.project(flat_BxTxND, phi, ops.F32)
+            pre_N = pre_N + self.alpha_pre[...] * out[..., :n]
+            post_N = post_N + self.alpha_post[...] * out[..., n : 2 * n]
+            res_NxN = res_NxN + self.alpha_res[...] * out[..., 2 * n :].reshape(*out.shape[:-1], n, n)
+        iterations = self.switches.iterations
+        if self.switches.form == "paper":
+            return jax.nn.sigmoid(pre_N), 2 * jax.nn.sigmoid(post_N), ops.sinkhorn(res_NxN, iterations)
+        comb_NxN = sinkhorn_v4(res_NxN, iterations)
+        return jax.nn.sigmoid(pre_N) + V4_EPS, 2 * jax.nn.sigmoid(post_N), jnp.swapaxes(comb_NxN, -1, -2)
+
+    def read(self, stream_BxTxNxD):
+        pre_N, post_N, res_NxN = self.maps(stream_BxTxNxD)
+        x_BxTxD = ops.combine(pre_N, stream_BxTxNxD)
+        return ops.rms_norm(x_BxTxD, self.norm_gain[...], self.eps).astype(self.dtype), (post_N, res_NxN)
+
+    def write(self, stream_BxTxNxD, y_BxTxD, gates):
+        post_N, res_NxN = gates
+        return ops.write(stream_BxTxNxD, post_N[..., None], y_BxTxD, res_NxN)
+
+
+class ManifoldHyperConnections(Residual, kind="mhc"):
+    """Streams [B, T, N, D]: n copies of the embedding at the start.
+
+    The paper does not say how the streams end. Here: its form sums them, as HC does; the DeepSeek-V4 form weighs them
+    by a learned head, σ(α (x̂ φ) + b) + eps. The final norm follows.
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Switches:
+        streams: int = 4
+        dynamic: bool = True
+        form: Literal["paper", "deepseek_v4"] = "paper"
+        iterations: int = 20  # of Sinkhorn-Knopp
+
+    def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
+        if switches.streams < 2:
+            raise errors.UsageError("residual.streams", switches.streams, "mHC mixes streams: needs at least 2")
+        errors.positive("residual.iterations", switches.iterations)
+        self.switches = switches
+        self.frame = frame
+        n, d = switches.streams, frame.width
+        self.learned_head = switches.form == "deepseek_v4"
+        if self.learned_head:
+            self.head_phi = normal(key, "head_phi", (n * d, n), ("flat", "streams"), std=0.02)
+            self.head_alpha = constant(1.0)
+            self.head_b = constant(jnp.zeros(n), ("streams",))
+        self.final_norm = FinalNorm(frame, 1 if self.learned_head else n)
+
+    def site(self, k, key):
+        return ManifoldSite(self.switches, self.frame, k, key)
+
+    def expand(self, x_BxTxD):
+        return ops.repeat(x_BxTxD.astype(self.frame.stream_dtype), self.switches.streams)
+
+    def collapse(self, stream_BxTxNxD):
+        if not self.learned_head:
+            return self.final_norm(jnp.sum(stream_BxTxNxD.astype(ops.F32), axis=-2))
+        flat_BxTxND = ops.rms_normalise(ops.flatten(stream_BxTxNxD), self.frame.norm_eps)
+        out_BxTxN = ops.project(flat_BxTxND, self.head_phi[...], ops.F32)
+        weights_BxTxN = jax.nn.sigmoid(self.head_alpha[...] * out_BxTxN + self.head_b[...]) + V4_EPS
+        return self.final_norm(ops.combine(weights_BxTxN, stream_BxTxNxD))
