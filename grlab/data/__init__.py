@@ -1,0 +1,1 @@
+"""Corpora (`corpus.load`) and their batches (`batches.train_batches`, `batches.heldout_windows`)."""

@@ -1,0 +1,76 @@
+"""Windows of tokens: training batches as a function of (seed, step), and the held-out tokens in order."""
+
+from collections.abc import Iterator, Sequence
+
+import grain
+import numpy as np
+
+from grlab.data.corpus import SEPARATOR
+from grlab.errors import UsageError, positive
+
+
+class _Windows:
+    """Window i is the seq_len + 1 tokens from i * seq_len on: the last is a target here and an input in the next."""
+
+    def __init__(self, tokens: np.ndarray, seq_len: int):
+        self._tokens, self._seq_len = tokens, seq_len
+
+    def __len__(self) -> int:
+        return max(len(self._tokens) - 1, 0) // self._seq_len
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        start = int(index) * self._seq_len
+        return self._tokens[start : start + self._seq_len + 1].astype(np.int32)
+
+
+def train_batches(train_tokens: np.ndarray, *, seq_len: int, batch_size: int, seed: int) -> grain.MapDataset:
+    """The training batches: element `step` is {"tokens_BxT", "targets_BxT"}, int32, whatever was read before it.
+
+    An epoch is all windows in an order drawn from the seed and the epoch; epochs follow each other without end, and a
+    batch may lie across two. Raises UsageError when the tokens do not fill one batch.
+    """
+    positive("seq_len", seq_len)
+    positive("batch_size", batch_size)
+    windows = _Windows(train_tokens, seq_len)
+    if len(windows) < batch_size:
+        remedy = f"the {len(train_tokens)} training tokens give {len(windows)} windows of seq_len={seq_len}: use fewer"
+        raise UsageError("batch_size", batch_size, f"{remedy}, or more text")
+    # grain shuffles epoch e by seed + e: hashed first, so that neighbouring seeds do not share orders.
+    (seed32,) = np.random.SeedSequence(seed).generate_state(1)
+    ordered = grain.MapDataset.source(windows).shuffle(seed=int(seed32)).repeat()
+    return ordered.batch(batch_size, drop_remainder=True).map(
+        lambda window_BxT1: {"tokens_BxT": window_BxT1[:, :-1], "targets_BxT": window_BxT1[:, 1:]}
+    )
+
+
+def iterate(batches: grain.MapDataset, start_step: int = 0) -> Iterator[dict[str, np.ndarray]]:
+    """`batches[start_step]`, `batches[start_step + 1]`, ..., read ahead by threads."""
+    options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)
+    return iter(batches[start_step:].to_iter_dataset(options))
+
+
+def heldout_windows(
+    heldout: Sequence[np.ndarray], *, seq_len: int, max_tokens: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The first `max_tokens` held-out tokens as (tokens_NxT int32, targets_NxT int32, weights_NxT float32).
+
+    The documents, each followed by the separator, are the targets; each input is the token before, and the first one a
+    separator, so that the first document starts like any other. Every target counts once; the last window is padded
+    with weight 0.
+    """
+    positive("seq_len", seq_len)
+    positive("max_tokens", max_tokens)
+    flat, room = [np.array([SEPARATOR], np.uint8)], max_tokens
+    for document in heldout:
+        if room <= 0:
+            break
+        flat += [document, flat[0]]
+        room -= len(document) + 1
+    stream = np.concatenate(flat)[: max_tokens + 1].astype(np.int32)
+    count = len(stream) - 1
+    shape = (-(-count // seq_len), seq_len)
+    padding = (0, shape[0] * seq_len - count)
+    tokens_NxT = np.pad(stream[:-1], padding).reshape(shape)
+    targets_NxT = np.pad(stream[1:], padding).reshape(shape)
+    weights_NxT = np.pad(np.ones(count, np.float32), padding).reshape(shape)
+    return tokens_NxT, targets_NxT, weights_NxT

@@ -1,0 +1,194 @@
+"""A corpus: the training bytes as one flat array, and the held-out documents.
+
+Tokens are bytes. Token 0 (NUL, which no document holds) follows every document.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from grlab.data import text_files
+from grlab.errors import UsageError, positive, unknown
+
+VOCAB_SIZE = 256
+SEPARATOR = 0
+FILE_CORPORA = ("stdlib", "folder")
+
+# A TFDS split of fewer documents than this (tiny_shakespeare has one) cannot be divided by document: its documents are
+# cut, each piece ending with the line that takes it to this many bytes.
+_FEW_DOCUMENTS = 100
+_PIECE_BYTES = 4096
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+    """What `load` returns; two corpora with one fingerprint give the same batches and the same held-out tokens."""
+
+    name: str
+    fingerprint: str  # hex sha256 over the training tokens and the held-out documents, in order
+    vocab_size: int
+    train: np.ndarray  # uint8 [tokens]: every training document followed by SEPARATOR
+    heldout: list[np.ndarray]  # uint8 [bytes] each, without separator; any prefix is a fair sample
+
+
+def load(data) -> Corpus:
+    """The corpus that `data` (the fields of `config.data`) names, prepared first if it has not been before.
+
+    The tokens are kept on disk beside the prepared datasets and mapped into memory, so that loading again costs no
+    more than checking that the source is the same. Reading stops with the training document that reaches
+    `data.max_bytes`. Raises UsageError for whatever the fields ask that cannot be had.
+    """
+    if not 0 < data.heldout < 1:
+        raise UsageError("data.heldout", data.heldout, "a fraction between 0 and 1")
+    positive("data.max_bytes", data.max_bytes)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(data.dir).expanduser() if data.dir else cache / "grlab"
+
+    if data.name in FILE_CORPORA:
+        if data.name == "stdlib":
+            files = text_files.stdlib(data.heldout)
+        else:
+            files = text_files.folder(data.path, data.glob, data.heldout)
+        source, documents = [files.fingerprint], _file_documents(data.name, files, root)
+    else:
+        builder = _tfds_builder(data.name, root)
+        source, documents = _tfds_source(builder, data), _tfds_documents(builder, data)
+
+    key = hashlib.sha256(repr([data.name, *source, data.max_bytes]).encode()).hexdigest()[:16]
+    folder = root / "tokens" / f"{data.name.replace('/', '-')}-{key}"
+    if not folder.exists():
+        train, heldout = _read(documents, data.max_bytes)
+        text_files.check_split(train.count(SEPARATOR), len(heldout), data.heldout)
+        _save(folder, train, heldout)
+    train, heldout = (np.load(folder / f"{split}.npy", mmap_mode="r") for split in ("train", "heldout"))
+    ends = np.flatnonzero(heldout == SEPARATOR)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    return Corpus(
+        name=data.name,
+        fingerprint=(folder / "fingerprint").read_text(),
+        vocab_size=VOCAB_SIZE,
+        train=train,
+        heldout=[heldout[start:end] for start, end in zip(starts, ends, strict=True)],
+    )
+
+
+def _read(documents: Iterable[tuple[bytes, bool]], max_bytes: int) -> tuple[bytearray, list[bytes]]:
+    """Training tokens and held-out documents; the latter by the hash of their content: an order that means nothing."""
+    train, heldout, refused = bytearray(), [], 0
+    for text, is_heldout in documents:
+        if SEPARATOR in text:
+            refused += 1
+        elif text and is_heldout:
+            heldout.append(text)
+        elif text:
+            train += text
+            train.append(SEPARATOR)
+            if len(train) >= max_bytes:
+                break
+    if refused:
+        _log.warning("%d documents hold a NUL byte and were left out", refused)
+    return train, sorted(heldout, key=lambda text: hashlib.sha256(text).digest())
+
+
+def _save(folder: Path, train: bytearray, heldout: list[bytes]) -> None:
+    """Writes the tokens to a folder of its own and renames it: never seen half written, and the first of two stays."""
+    flat = b"".join(text + bytes([SEPARATOR]) for text in heldout)
+    sha = hashlib.sha256(len(train).to_bytes(8, "big"))
+    sha.update(train)
+    sha.update(flat)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="incomplete-", ignore_cleanup_errors=True) as tmp:
+            new = Path(tmp, "tokens")
+            new.mkdir()
+            np.save(new / "train.npy", np.frombuffer(train, np.uint8))
+            np.save(new / "heldout.npy", np.frombuffer(flat, np.uint8))
+            (new / "fingerprint").write_text(sha.hexdigest())
+            new.rename(folder)
+    except OSError as e:
+        if not folder.exists():
+            raise UsageError("data.dir", str(folder.parent.parent), f"the tokens cannot be written there: {e}") from e
+
+
+def _file_documents(name: str, files: text_files.FileList, root: Path) -> Iterator[tuple[bytes, bool]]:
+    builder = text_files.prepare(name, files, root)
+    for split in ("heldout", "train"):
+        for document in builder.as_data_source(split):
+            yield document["text"], split == "heldout"
+
+
+def _tfds_builder(name: str, root: Path) -> tfds.core.DatasetBuilder:
+    """The builder of the TFDS dataset `name`, prepared under `root`."""
+    # TFDS registers its older modules in one go and gives up at the first that does not import without TensorFlow;
+    # that of the text datasets does import.
+    import tensorflow_datasets.text  # noqa: F401
+
+    def first_line(e: Exception) -> str:
+        return f"{type(e).__name__}: {(str(e).strip() or '-').splitlines()[0]}"
+
+    with text_files.quiet():
+        try:
+            builder = tfds.builder(name, data_dir=root)
+        except tfds.core.registered.DatasetNotFoundError:
+            names = [*FILE_CORPORA, *tfds.list_builders(with_community_datasets=False)]  # those need the network
+            near = difflib.get_close_matches(name.split("/")[0], names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            remedy = f"{hint}known: {', '.join(FILE_CORPORA)}, what is prepared in {root}, the names of TFDS"
+            raise UsageError("data.name", name, remedy) from None
+        except Exception as e:  # whatever TFDS makes of the rest of the name
+            raise UsageError("data.name", name, f"TFDS cannot open it ({first_line(e)})") from e
+        if builder.is_prepared():
+            return builder
+    try:  # aloud: a download takes its time
+        builder.download_and_prepare(file_format="array_record")
+    except Exception as e:  # no network, a missing package, a full disk: there is no common class
+        with text_files.quiet():
+            builder = tfds.builder(name, data_dir=root)
+            if not builder.is_prepared():  # else another process was first
+                remedy = f"TFDS cannot prepare it here ({first_line(e)}): prepare it elsewhere, as array_record"
+                raise UsageError("data.name", name, remedy) from e
+    return builder
+
+
+def _tfds_source(builder: tfds.core.DatasetBuilder, data) -> list:
+    """What tells this reading of the dataset from any other: the fields that shape it, and the files it reads."""
+    stats = [(path.name, path.stat()) for path in sorted(builder.data_path.iterdir())]
+    files = [(name, stat.length, stat.mtime) for name, stat in stats]
+    return [builder.info.full_name, data.split, data.text_key, data.heldout, files]
+
+
+def _tfds_documents(builder: tfds.core.DatasetBuilder, data) -> Iterator[tuple[bytes, bool]]:
+    """The documents of a split; held out by the hash of the text, so that copies of a document stay on one side."""
+    features = list(builder.info.features)
+    if data.text_key not in features:
+        raise unknown("data.text_key", data.text_key, features)
+    try:
+        source = builder.as_data_source(data.split)
+    except NotImplementedError as e:  # prepared in a format without random access
+        raise UsageError("data.name", data.name, f"prepare it with file_format=array_record ({e})") from None
+    except ValueError as e:
+        raise unknown("data.split", data.split, builder.info.splits) from e
+    for document in source:
+        text = document[data.text_key]
+        if not isinstance(text, bytes):
+            raise UsageError("data.text_key", data.text_key, f"holds {type(text).__name__}, not text")
+        for piece in _pieces(text) if len(source) < _FEW_DOCUMENTS else [text]:
+            yield piece, text_files.is_heldout(piece, data.heldout)
+
+
+def _pieces(text: bytes) -> Iterator[bytes]:
+    start = 0
+    while start < len(text):
+        end = text.find(b"\n", start + _PIECE_BYTES - 1) + 1 or len(text)
+        yield text[start:end]
+        start = end
