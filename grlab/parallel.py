@@ -1,0 +1,71 @@
+"""The mesh, and where each array lies on it."""
+
+import math
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from grlab import errors
+from grlab.params import map_params
+
+BATCH_AXES = ("data", "fsdp")  # a batch is split over both; parameters over fsdp alone
+
+
+def make_mesh(sizes) -> Mesh:
+    """The mesh over all devices with the axes of `config.mesh`; an axis of −1 takes the devices that are left.
+
+    Raises UsageError when the sizes do not multiply to the number of devices.
+    """
+    sizes = dict(sizes)
+    devices = jax.device_count()
+    free = [axis for axis, size in sizes.items() if size == -1]
+    taken = math.prod(size for size in sizes.values() if size != -1)
+    if len(free) > 1:
+        raise errors.UsageError(f"config.mesh.{free[1]}", -1, f"only one axis can be -1: mesh.{free[0]} is, too")
+    if devices % taken or (not free and taken != devices):
+        shape = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
+        raise errors.UsageError("config.mesh", shape, f"must multiply to the {devices} devices there are")
+    if free:
+        sizes[free[0]] = devices // taken
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def check_batch(batch_size: int, accumulate: int, mesh: Mesh, field: str = "config.batch_size") -> None:
+    """Raises UsageError unless each of the `accumulate` parts of a batch splits evenly over the mesh."""
+    ways = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    if (batch_size // accumulate) % ways:
+        parts = f" / optim.accumulate={accumulate}" if accumulate > 1 else ""
+        raise errors.UsageError(field, batch_size, f"batch{parts} must be a multiple of mesh.data · mesh.fsdp = {ways}")
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The sharding of an array that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def param_shardings(params: nnx.State, mesh: Mesh, rules) -> nnx.State:
+    """The sharding of each parameter: its logical axes mapped to mesh axes by `config.rules`.
+
+    An axis without a rule, or that its mesh axis does not divide, is kept whole; so is the axis of stacked layers, which
+    has no name.
+    """
+
+    def sharding(variable: nnx.Param) -> NamedSharding:
+        shape = variable.shape
+        names = ("",) * (len(shape) - len(variable.axes)) + tuple(variable.axes)
+        spec = []
+        for size, name in zip(shape, names, strict=True):
+            axis = rules.get(name, "") or None
+            fits = axis is not None and axis not in spec and size % mesh.shape[axis] == 0
+            spec.append(axis if fits else None)
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    return map_params(sharding, params)
+
+
+def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """The host's batch as global arrays split over the batch axes; every process holds the same batch."""
+    sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    return {k: jax.make_array_from_callback(v.shape, sharding, lambda i, v=v: v[i]) for k, v in batch.items()}

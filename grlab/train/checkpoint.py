@@ -1,0 +1,60 @@
+"""Checkpoints: the one module that knows Orbax."""
+
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from grlab.errors import RunFailed, UsageError
+
+
+class Checkpoints:
+    """The checkpoints of one run directory: written in the background, the last `keep` kept.
+
+    A checkpoint is the training state and the position of the data. It is renamed into place once it is whole, so one
+    cut short by a kill is never found. A save that failed raises RunFailed at the next save or at `close`.
+    """
+
+    def __init__(self, directory: Path, keep: int):
+        self._directory = directory.resolve()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+        )
+        self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=("state", "data"))
+
+    def latest(self) -> int | None:
+        """The step of the newest whole checkpoint."""
+        return self._manager.latest_step()
+
+    def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict]:
+        """The state (with the shardings of `abstract_state`) and the data position that were saved at `step`.
+
+        Raises UsageError when the checkpoint cannot be read.
+        """
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore())
+        try:
+            restored = self._manager.restore(step, args=args)
+        except Exception as e:  # Orbax raises whatever its storage layer does
+            remedy = f"cannot be read ({_first_line(e)}): delete that folder to resume from the one before it"
+            raise UsageError("checkpoint", str(self._directory / str(step)), remedy) from e
+        return restored.state, restored.data
+
+    def save(self, step: int, state: Any, data: dict) -> None:
+        """Starts writing `state` and the data position; returns once the state is copied."""
+        args = ocp.args.Composite(state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(data))
+        self._surface(lambda: self._manager.save(step, args=args, force=True), step)
+
+    def close(self) -> None:
+        """Waits for the saves that are under way."""
+        self._surface(self._manager.wait_until_finished, self.latest())
+        self._manager.close()
+
+    def _surface(self, call, step) -> None:
+        try:
+            call()
+        except Exception as e:
+            raise RunFailed(f"checkpoint at or before step {step} could not be saved: {_first_line(e)}") from e
+
+
+def _first_line(e: Exception) -> str:
+    return (str(e).strip() or type(e).__name__).splitlines()[0][:200]

@@ -1,0 +1,298 @@
+"""Training: one run from its config to its final result, or from its last checkpoint.
+
+What a run does when its directory already exists:
+  1. config.json of another run: refused.
+  2. final_result.json: nothing is left to do; the result is printed.
+  3. checkpoints: the newest whole one is restored, metrics.jsonl is cut back to its step, and the run goes on there.
+  4. none of them: it starts at step 0.
+The same command run again after any interruption gives the same parameters, bit for bit, as one that was not stopped.
+"""
+
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from grlab import parallel
+from grlab.data import batches as data
+from grlab.data import corpus as corpora
+from grlab.errors import RunFailed
+from grlab.evals import cloze
+from grlab.evals.loss import heldout_loss
+from grlab.train import flops
+from grlab.train.checkpoint import Checkpoints
+from grlab.train.metrics import MetricsFile, Progress, Wandb
+from grlab.train.optimizer import describe_groups
+from grlab.train.rundir import RunDir
+from grlab.train.step import State, first_bad, make_trainer, param_names
+
+
+class Stopped(Exception):
+    """SIGTERM or SIGINT asked the run to stop; the state is saved and the same command goes on from there."""
+
+    def __init__(self, signum: int, step: int | None = None):
+        self.signum, self.step = signum, step
+        super().__init__(f"stopped by {signal.Signals(signum).name} at step {step}: run the same command to go on")
+
+
+class StopSignal:
+    """Notes SIGTERM and SIGINT; the loop asks between steps and between the batches of an evaluation."""
+
+    def __init__(self):
+        self._signum = None
+        self._handlers = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
+
+    def _note(self, signum, frame):
+        del frame
+        self._signum = signum
+
+    def check(self) -> None:
+        """Raises Stopped once a signal has come."""
+        if self._signum is not None:
+            raise Stopped(self._signum)
+
+    def restore(self) -> None:
+        """Gives the signals back to whoever had them."""
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+
+
+class Clock:
+    """Wall seconds spent on each kind of work."""
+
+    def __init__(self):
+        self.seconds = dict.fromkeys(("train", "compile", "eval", "save"), 0.0)
+
+    def time(self, kind: str, call: Callable, *args):
+        """`call(*args)`, its time added to `kind`."""
+        start = time.perf_counter()
+        try:
+            return call(*args)
+        finally:
+            self.seconds[kind] += time.perf_counter() - start
+
+
+class Evaluation:
+    """The held-out loss and the benchmarks of one corpus, for the parameters it is given."""
+
+    def __init__(self, config: ConfigDict, corpus: corpora.Corpus, mesh: Mesh, nats: Callable, stop: StopSignal):
+        self._config, self._corpus, self._mesh, self._nats, self._stop = config.eval, corpus, mesh, nats, stop
+        self._windows = data.heldout_windows(
+            corpus.heldout, seq_len=config.seq_len, max_tokens=config.eval.tokens
+        )
+
+    def _nats_fn(self, params):
+        def nats_fn(tokens_BxT, targets_BxT):
+            self._stop.check()
+            batch = parallel.put_batch({"tokens": tokens_BxT, "targets": targets_BxT}, self._mesh)
+            return np.asarray(self._nats(params, batch["tokens"], batch["targets"]))
+
+        return nats_fn
+
+    def loss(self, params):
+        """The held-out loss: nats per token, bits per byte, tokens."""
+        return heldout_loss(self._nats_fn(params), *self._windows, batch_size=self._config.batch_size)
+
+    def benchmarks(self, params) -> dict[str, cloze.Accuracy]:
+        """The accuracy on each cloze benchmark; the items are the same for every row and seed."""
+        config = self._config
+        if not config.cloze_items:
+            return {}
+        context = config.cloze_context
+        built = cloze.build(self._corpus.heldout, items=config.cloze_items, context=context, seed=0)
+        return cloze.score_all(self._nats_fn(params), built, seq_len=context, batch_size=config.batch_size)
+
+
+class Run:
+    """A run that is under way: its state, and everything that it writes to."""
+
+    def __init__(self, config: ConfigDict, directory: RunDir, stop: StopSignal):
+        self.config, self.directory, self.stop = config, directory, stop
+        self.clock = Clock()
+        mesh = parallel.make_mesh(config.mesh)
+        parallel.check_batch(config.batch_size, config.optim.accumulate, mesh)
+        parallel.check_batch(config.eval.batch_size, 1, mesh, "config.eval.batch_size")
+        self.mesh = mesh
+        self.corpus = corpora.load(config.data)
+        self.trainer = make_trainer(config, self.corpus.vocab_size, mesh)
+        self.batches = data.train_batches(
+            self.corpus.train, seq_len=config.seq_len, batch_size=config.batch_size, seed=config.seed
+        )
+        self.evaluation = Evaluation(config, self.corpus, mesh, self.trainer.nats, stop)
+        self.tokens_a_step = config.batch_size * config.seq_len
+        self.label = f"{config.row}-{config.seed}"
+
+        self.checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep)
+        self.step = self.checkpoints.latest() or 0
+        self.state: State = (
+            self.checkpoints.restore(self.step, self.trainer.abstract)[0] if self.step else self.trainer.init()
+        )
+        self.provenance = directory.open_provenance(fingerprint=self.corpus.fingerprint, step=self.step)
+        self.metrics = MetricsFile(directory.metrics, self.step)
+        self.wandb = Wandb(config, self.provenance["run_id"], directory.path)
+        self.progress = Progress(self.label, self.step, config.steps)
+        self.names = param_names(self.state.params)
+        self.n_params = sum(x.size for x in jax.tree.leaves(self.state.params))
+
+    def say(self, text: str) -> None:
+        self.progress.say(f"{self.label}: {text}")
+
+    def heading(self) -> None:
+        """Prints what is about to run."""
+        c, corpus, shape = self.config, self.corpus, dict(self.mesh.shape)
+        self.progress.say(describe_groups(self.state.params))
+        self.say(f"{self.n_params:,} parameters, residual {dict(c.residual)}")
+        self.say(f"corpus {corpus.name} ({corpus.fingerprint[:12]}), {len(corpus.train):,} training tokens, mesh {shape}")
+        self.say(f"{c.steps} steps of {self.tokens_a_step:,} tokens" + (f", resumed at {self.step}" if self.step else ""))
+
+    def train(self) -> None:
+        """Updates from the current step to the last one."""
+        config, batches = self.config, data.iterate(self.batches, self.step)
+        example = parallel.put_batch(self.batches[0], self.mesh)
+        step_fn = self.clock.time("compile", lambda: self.trainer.step.lower(self.trainer.abstract, example).compile())
+        waiting = None  # an update whose metrics are still on the device: fetched while the next one runs
+        self.mark = time.perf_counter()
+        while self.step < config.steps:
+            self.stop.check()
+            self.state, metrics = step_fn(self.state, parallel.put_batch(next(batches), self.mesh))
+            self.step += 1
+            if waiting is not None:
+                self.record(*waiting)
+            waiting = (self.step, metrics)
+            last = self.step == config.steps
+            evaluating = last or self.step % config.eval.every == 0
+            saving = last or self.step % config.checkpoint.every == 0
+            if evaluating or saving:
+                self.record(*waiting)  # so that a state that is not finite is neither scored nor saved
+                waiting = None
+                if evaluating:
+                    self.evaluate()
+                if saving:
+                    self.save()
+                self.mark = time.perf_counter()
+
+    def record(self, step: int, metrics: dict) -> None:
+        """Waits for update `step`, writes its record, and raises Diverged if it is not finite."""
+        got = jax.device_get(metrics)
+        now = time.perf_counter()
+        seconds, self.mark = now - self.mark, now
+        self.clock.seconds["train"] += seconds
+        loss, grad_norm = float(got["loss"]), float(got["grad_norm"])
+        finite = np.isfinite(loss) and np.isfinite(grad_norm)
+        if step % self.config.log.every == 0 or not finite:
+            self.write(
+                step, loss=loss, grad_norm=grad_norm, lr=float(got["lr"]), tokens_per_s=self.tokens_a_step / seconds
+            )
+        if not finite:
+            raise Diverged(step, first_bad(self.names, got["squares"]))
+        self.progress.step(step, loss, self.tokens_a_step / seconds)
+
+    def write(self, step: int, **values) -> None:
+        """One record, to metrics.jsonl and to wandb."""
+        record = {"step": step, "tokens": step * self.tokens_a_step} | values
+        self.metrics.write(record)
+        self.wandb.log(record)
+
+    def evaluate(self) -> None:
+        """Scores the held-out tokens."""
+        loss = self.clock.time("eval", self.evaluation.loss, self.state.params)
+        self.write(self.step, eval="heldout", loss=loss.nats_per_token, bpb=loss.bits_per_byte)
+        self.say(f"step {self.step}, held-out loss {loss.nats_per_token:.4f} nats per token")
+
+    def save(self) -> None:
+        """Starts a checkpoint of the current step, once every record up to it is on the disk."""
+        self.metrics.flush()
+        position = {"step": self.step}  # a batch is a function of (seed, step)
+        self.clock.time("save", self.checkpoints.save, self.step, self.state, position)
+
+    def finish(self) -> dict:
+        """The benchmarks and the result of a run whose updates are all done."""
+        scores = self.clock.time("eval", self.evaluation.benchmarks, self.state.params)
+        for name, score in scores.items():
+            self.write(self.step, eval=name, accuracy=score.accuracy, items=score.items, chance=score.chance)
+            self.say(f"{name} {score.accuracy:.3f} of {score.items} items (chance {score.chance:.3f})")
+        heldout = [r for r in self.metrics.records if r.get("eval") == "heldout"][-1]
+        speeds = [r["tokens_per_s"] for r in self.metrics.records if "tokens_per_s" in r]
+        return self.result("done") | {
+            "val_loss": heldout["loss"],
+            "val_bpb": heldout["bpb"],
+            "benchmarks": {name: score.accuracy for name, score in scores.items()},
+            "benchmark_items": {name: score.items for name, score in scores.items()},
+            "benchmark_chance": {name: score.chance for name, score in scores.items()},
+            "flops_per_token": flops.per_token(self.config, self.corpus.vocab_size),
+            "tokens_per_s": statistics.median(speeds) if speeds else None,
+        }
+
+    def result(self, status: str) -> dict:
+        """The part of a final result that every end of a run has; seconds are those since it was last resumed."""
+        return {
+            "status": status,
+            "step": self.step,
+            "tokens": self.step * self.tokens_a_step,
+            "params": self.n_params,
+            "seconds": {kind: round(s, 2) for kind, s in self.clock.seconds.items()},
+        }
+
+    def close(self) -> None:
+        """Ends what is open, and waits for the checkpoints under way."""
+        self.progress.close()
+        self.metrics.close()
+        self.checkpoints.close()
+
+
+class Diverged(Exception):
+    """An update whose loss or gradient is not finite."""
+
+    def __init__(self, step: int, parameter: str):
+        self.step = step
+        super().__init__(f"loss or gradient not finite at step {step}; first bad gradient: {parameter}")
+
+
+def train(config: ConfigDict, workdir: str | Path) -> dict:
+    """Runs `config` in `workdir` to its end -> the final result.
+
+    Raises:
+      UsageError: a config, corpus or workdir that cannot be.
+      RunFailed: the run diverged, now or in an earlier call, or a checkpoint could not be written.
+      Stopped: a signal ended it.
+    """
+    directory = RunDir(workdir, config)
+    if (result := directory.result()) is not None:
+        if result["status"] != "done":
+            raise RunFailed(f"{workdir}: {result['status']} earlier: {result['reason']}")
+        print(f"{workdir}: done already, held-out loss {result['val_loss']:.4f}; delete it to run it again")
+        return result
+
+    stop = StopSignal()
+    try:
+        run = Run(config, directory, stop)
+        result = _to_its_end(run)
+    finally:
+        stop.restore()
+    directory.finish(result)
+    run.wandb.finish(result)
+    if result["status"] == "diverged":
+        raise RunFailed(f"{workdir}: {result['reason']}; the last checkpoint before it is kept")
+    return result
+
+
+def _to_its_end(run: Run) -> dict:
+    """The rest of a run -> its result; whatever happens, its files are closed."""
+    try:
+        run.heading()
+        run.train()
+        return run.finish()
+    except Stopped as e:
+        if run.step and run.checkpoints.latest() != run.step:
+            run.save()
+        raise Stopped(e.signum, run.step) from None
+    except Diverged as e:
+        return run.result("diverged") | {"step": e.step, "reason": str(e)}
+    finally:
+        run.close()

@@ -1,0 +1,135 @@
+"""What a run reports: metrics.jsonl (the source of truth), its mirror in wandb, and lines or a bar on the terminal."""
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+QUIET_SECONDS = 10  # without a terminal, at most one progress line in this time
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object a line."""
+
+    def __init__(self, path: Path, resume_step: int):
+        """Keeps the records up to `resume_step`, as a resumed run repeats the later ones."""
+        self.records = []
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    break  # the line that a kill cut short
+                # The benchmarks run after the last checkpoint, so they are always run again.
+                if record["step"] <= resume_step and "accuracy" not in record:
+                    self.records.append(record)
+        temporary = path.with_name(".metrics.jsonl.tmp")
+        temporary.write_text("".join(json.dumps(r) + "\n" for r in self.records))
+        temporary.replace(path)
+        self._file = path.open("a")
+
+    def write(self, record: dict) -> None:
+        """Adds a record; a number that JSON does not have becomes null."""
+        record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        self.records.append(record)
+        self._file.write(json.dumps(record) + "\n")
+
+    def flush(self) -> None:
+        """Puts all records on the disk: before every checkpoint, so that none is missing after a kill."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Flushes and closes the file."""
+        self.flush()
+        self._file.close()
+
+
+class Wandb:
+    """The mirror in wandb. It never asks a question, and a wandb that fails is reported once and left alone."""
+
+    def __init__(self, config, run_id: str, workdir: Path):
+        mode = config.wandb.mode
+        if mode == "auto":
+            mode = "online" if _has_wandb_key() else "offline"
+        self._run = None
+        if mode == "disabled":
+            return
+        os.environ.setdefault("WANDB_SILENT", "true")
+        self._guarded(lambda: self._start(config, mode, run_id, workdir))
+
+    def _start(self, config, mode: str, run_id: str, workdir: Path) -> None:
+        import wandb  # imported late: it takes a second that a disabled run need not spend
+
+        self._run = wandb.init(
+            mode=mode,
+            id=run_id,
+            resume="allow",
+            dir=str(workdir),
+            project=config.wandb.project,
+            group=config.wandb.group or None,
+            name=f"{config.row}-{config.seed}",
+            tags=[config.row, config.scale],
+            config=config.to_dict(),
+            settings=wandb.Settings(console="off", init_timeout=30),
+        )
+
+    def log(self, record: dict) -> None:
+        """Mirrors one record."""
+        if self._run is not None:
+            name = record.get("eval")
+            values = {f"{name}/{k}" if name else k: v for k, v in record.items() if k not in ("eval", "step")}
+            self._guarded(lambda: self._run.log(values, step=record["step"]))
+
+    def finish(self, result: dict) -> None:
+        """Mirrors the final result and ends the run."""
+        if self._run is not None:
+            self._guarded(lambda: self._run.summary.update(result))
+            self._guarded(lambda: self._run.finish(exit_code=0 if result.get("status") == "done" else 1))
+
+    def _guarded(self, call) -> None:
+        try:
+            call()
+        except Exception as e:  # whatever happens in wandb must not end a training run
+            self._run = None
+            print(f"wandb is off for the rest of this run: {type(e).__name__}: {e}", file=sys.stderr)
+
+
+def _has_wandb_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    return netrc.is_file() and "api.wandb.ai" in netrc.read_text()
+
+
+class Progress:
+    """A bar with loss, tokens/s and time left on a terminal; elsewhere a plain line now and then."""
+
+    def __init__(self, label: str, first: int, steps: int):
+        self._label, self._steps, self._last = label, steps, time.monotonic()
+        self._bar = tqdm(total=steps, initial=first, desc=label, unit="step") if sys.stderr.isatty() else None
+
+    def step(self, step: int, loss: float, tokens_per_s: float) -> None:
+        """Shows that update `step` is done."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s", refresh=False)
+            self._bar.update(1)
+        elif step == self._steps or time.monotonic() - self._last >= QUIET_SECONDS:
+            self._last = time.monotonic()
+            print(f"{self._label}: step {step}/{self._steps}, loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s", flush=True)
+
+    def say(self, text: str) -> None:
+        """Prints a line without breaking the bar."""
+        if self._bar is not None:
+            self._bar.write(text)
+        else:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Ends the bar."""
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,119 @@
+"""A run directory: config.json, provenance.json, metrics.jsonl, final_result.json, checkpoints/, wandb/."""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import uuid
+from importlib import metadata
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from grlab.config import ROOT
+from grlab.errors import UsageError
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
+UNCOMPARED = ("wandb", "log", "checkpoint")  # what may change between the parts of one run: none of it changes the result
+
+
+class RunDir:
+    """The files of one run; opening it claims it for a config, or finds that it belongs to another."""
+
+    def __init__(self, path: str | Path, config: ConfigDict):
+        """Raises UsageError when `path` holds another run, or things that are no run."""
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        fields = config.to_dict()
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError("--workdir", str(path), "is a file: give a directory")
+        existing = self._read("config.json")
+        if existing is None and self.path.is_dir() and any(self.path.iterdir()):
+            raise UsageError("--workdir", str(path), "holds files but no config.json: give an empty or a new directory")
+        if existing is not None and (changed := _first_difference(existing, fields)):
+            name, was, now = changed
+            remedy = f"belongs to a run with {name}={was!r}, this one has {now!r}: give another directory"
+            raise UsageError("--workdir", str(path), remedy)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._write("config.json", fields)
+
+    def result(self) -> dict | None:
+        """final_result.json, or None while the run is unfinished."""
+        return self._read("final_result.json")
+
+    def finish(self, result: dict) -> None:
+        """Writes final_result.json, the last thing a run does."""
+        self._write("final_result.json", result)
+
+    def open_provenance(self, *, fingerprint: str, step: int) -> dict:
+        """Writes where this run comes from, or adds this resumption to it -> the record, with the run's stable id.
+
+        Raises UsageError when the corpus is not the one that the run began with.
+        """
+        record = self._read("provenance.json")
+        here = _provenance(fingerprint)
+        if record is None:
+            record = here | {"run_id": uuid.uuid4().hex[:8], "resumed": []}
+        elif record["data_fingerprint"] != fingerprint:
+            remedy = f"was trained on corpus {record['data_fingerprint'][:12]}, the corpus is now {fingerprint[:12]}: "
+            raise UsageError("--workdir", str(self.path), remedy + "start a new run")
+        else:
+            changed = {k: v for k, v in here.items() if record.get(k) != v}
+            record["resumed"].append({"step": step} | changed)
+        self._write("provenance.json", record)
+        return record
+
+    def _read(self, name: str) -> dict | None:
+        file = self.path / name
+        if not file.is_file():
+            return None
+        try:
+            return json.loads(file.read_text())
+        except ValueError:
+            raise UsageError("--workdir", str(self.path), f"{name} is not JSON: give another directory") from None
+
+    def _write(self, name: str, value: dict) -> None:
+        """Whole or not at all: a kill leaves the old file or the new one."""
+        temporary = self.path / f".{name}.tmp"
+        with temporary.open("w") as f:
+            json.dump(value, f, indent=1, allow_nan=False)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(self.path / name)
+
+
+def _first_difference(a: dict, b: dict, prefix: str = "") -> tuple[str, object, object] | None:
+    for name in sorted(a.keys() | b.keys()):
+        if not prefix and name in UNCOMPARED:
+            continue
+        was, now = a.get(name), b.get(name)
+        if isinstance(was, dict) and isinstance(now, dict):
+            if deeper := _first_difference(was, now, f"{prefix}{name}."):
+                return deeper
+        elif was != now:
+            return f"{prefix}{name}", was, now
+    return None
+
+
+def _provenance(fingerprint: str) -> dict:
+    def git(*args):
+        done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout if done.returncode == 0 else ""
+
+    diff = git("diff", "HEAD", "--", "*.py")
+    return {
+        "git_commit": git("rev-parse", "HEAD").strip(),
+        "git_diff": hashlib.sha256(diff.encode()).hexdigest()[:12] if diff else "",  # "" when the code is as committed
+        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
+        "device_kind": jax.devices()[0].device_kind,
+        "device_count": jax.device_count(),
+        "processes": jax.process_count(),
+        "host_cores": os.cpu_count(),
+        "data_fingerprint": fingerprint,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "command": " ".join(sys.argv),
+    }

@@ -1,0 +1,122 @@
+"""The training step and the evaluation function: pure functions of arrays, compiled once for a mesh."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from grlab import parallel
+from grlab.model import Decoder, token_nats
+from grlab.params import fold
+from grlab.train import optimizer
+
+
+class State(NamedTuple):
+    """All that an update changes."""
+
+    params: nnx.State
+    opt_state: optax.OptState
+    step: jax.Array  # updates done
+
+
+class Trainer(NamedTuple):
+    """What a run needs of the model: its shapes, and functions compiled for the mesh."""
+
+    graphdef: nnx.GraphDef
+    abstract: State  # shapes, dtypes and shardings
+    init: Callable[[], State]
+    step: jax.stages.Wrapped  # (State, batch) -> (State, metrics); the State is donated
+    nats: jax.stages.Wrapped  # (params, tokens_BxT, targets_BxT) -> nats_BxT
+
+
+def make_trainer(config, vocab: int, mesh: Mesh) -> Trainer:
+    """Builds everything from the resolved config; nothing is computed yet.
+
+    Raises UsageError for a model that cannot be.
+    """
+    key = fold(jax.random.key(config.seed), "params")
+
+    def build(key):
+        return Decoder(config.model, config.residual, vocab, key)
+
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: build(key)))
+    tx = optimizer.make(config.optim, config.steps, shapes)
+    rate = optimizer.schedule(config.optim, config.steps)
+
+    whole = parallel.replicated(mesh)
+    param_shardings = parallel.param_shardings(shapes, mesh, config.rules)
+    opt_shardings = optax.tree_map_params(
+        tx,
+        lambda _, sharding: sharding,
+        jax.eval_shape(tx.init, shapes),
+        param_shardings,
+        transform_non_params=lambda _: whole,
+    )
+    shardings = State(param_shardings, opt_shardings, whole)
+
+    def init(key) -> State:
+        params = nnx.state(build(key))
+        return State(params, tx.init(params), jnp.zeros((), jnp.int32))
+
+    def loss_fn(params, batch):
+        logits_BxTxV = nnx.merge(graphdef, params)(batch["tokens_BxT"])
+        return jnp.mean(token_nats(logits_BxTxV, batch["targets_BxT"]))
+
+    def loss_and_grads(params, batch):
+        parts = config.optim.accumulate
+        if parts == 1:
+            return jax.value_and_grad(loss_fn)(params, batch)
+        # Every part takes rows from all over the batch, so that each device keeps the rows that it holds.
+        split = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, parts, *x.shape[1:]), 0, 1), batch)
+
+        def add(total, part):
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_fn)(params, part)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, (jnp.float32(0), params))
+        total, _ = jax.lax.scan(add, zeros, split)
+        return jax.tree.map(lambda x: x / parts, total)
+
+    def step(state: State, batch):
+        loss, grads = loss_and_grads(state.params, batch)
+        squares = jax.tree.map(lambda g: jnp.sum(jnp.square(g.astype(jnp.float32))), grads)
+        metrics = {
+            "loss": loss,
+            "grad_norm": jnp.sqrt(sum(jax.tree.leaves(squares))),
+            "lr": rate(state.step),
+            "squares": jax.tree.leaves(squares),
+        }
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        return State(optax.apply_updates(state.params, updates), opt_state, state.step + 1), metrics
+
+    def nats(params, tokens_BxT, targets_BxT):
+        return token_nats(nnx.merge(graphdef, params)(tokens_BxT), targets_BxT)
+
+    jit_init = jax.jit(init, out_shardings=shardings)
+    abstract = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        jax.eval_shape(init, key),
+        shardings,
+    )
+    return Trainer(
+        graphdef=graphdef,
+        abstract=abstract,
+        init=lambda: jit_init(key),
+        step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)),
+        nats=jax.jit(nats, out_shardings=whole),
+    )
+
+
+def param_names(params: nnx.State) -> list[str]:
+    """The dotted path of each parameter, in the order of `jax.tree.leaves`."""
+    paths = jax.tree.leaves_with_path(params, is_leaf=lambda v: isinstance(v, nnx.Variable))
+    return [".".join(str(getattr(k, "key", getattr(k, "name", k))) for k in path) for path, _ in paths]
+
+
+def first_bad(names: list[str], squares: list[np.ndarray]) -> str:
+    """The first parameter whose gradient is not finite."""
+    return next((n for n, s in zip(names, squares, strict=True) if not np.isfinite(s)), "none: the loss alone")

@@ -1,0 +1,131 @@
+"""The one door: train a run, sweep an experiment, print its table.
+
+    python launch.py train --config=configs/gr.py:cpu --workdir=runs/gr-0 --config.optim.lr=3e-3
+    python launch.py sweep --experiment=experiments/table5.py --scale=cpu --seeds=3 --runs=runs/table5
+    python launch.py table --experiment=experiments/table5.py --runs=runs/table5 --out=experiments/results/table5_cpu
+
+Exit status: 0 done; 1 a run failed or diverged; 2 the command was wrong; 128 + n stopped by signal n.
+"""
+
+import argparse
+import os
+import sys
+
+from grlab import config as configs
+from grlab.errors import RunFailed, UsageError, unknown
+
+# A machine without a TPU is told so by libtpu at every import: noise for whoever has none.
+os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
+os.environ.setdefault("TPU_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def train(args, rest: list[str]) -> int:
+    """Trains one run, or resumes it."""
+    config = configs.load(args.config, _overrides(rest))
+    from grlab.train import loop  # JAX starts here, after the command is known to be right
+
+    try:
+        loop.train(config, args.workdir)
+    except loop.Stopped as e:
+        print(e, file=sys.stderr)
+        return 128 + e.signum
+    return 0
+
+
+def sweep(args, rest: list[str]) -> int:
+    """Runs the rows x seeds of an experiment that are missing, then prints its table."""
+    from grlab import experiment, launchers, sweep
+
+    return sweep.run_sweep(
+        experiment.load(args.experiment),
+        args.scale,
+        sweep.parse_seeds(args.seeds),
+        args.runs,
+        launchers.get(args.on),
+        dry_run=args.dry_run,
+        extra_overrides=_overrides(rest),
+    )
+
+
+def table(args, rest: list[str]) -> int:
+    """Prints the table of an experiment's runs; with --out also writes it, its figure and its records."""
+    _no_more(rest)
+    from grlab import experiment, report
+
+    report.write(experiment.load(args.experiment), args.runs, args.out)
+    return 0
+
+
+COMMANDS = {
+    "train": (train, "--config=configs/gr.py:demo --workdir=runs/gr-0 --config.optim.lr=3e-3"),
+    "sweep": (sweep, "--experiment=experiments/table5.py --scale=cpu --seeds=3 --runs=runs/table5"),
+    "table": (table, "--experiment=experiments/table5.py --runs=runs/table5 --out=out"),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="launch.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", metavar="|".join(COMMANDS), required=True, parser_class=_Parser)
+    for name, (function, example) in COMMANDS.items():
+        command = commands.add_parser(
+            name, allow_abbrev=False, description=function.__doc__, epilog=f"example: python launch.py {name} {example}"
+        )
+        command.set_defaults(run=function)
+        if name == "train":
+            command.add_argument("--config", required=True, metavar="FILE[:SCALE]", help="a row and its scale")
+            command.add_argument("--workdir", required=True, metavar="DIR", help="the run directory; resumed if it exists")
+        else:
+            command.add_argument("--experiment", required=True, metavar="FILE", help="the rows, seeds and published figures")
+            command.add_argument("--runs", required=True, metavar="DIR", help="where the run directories are")
+        if name == "sweep":
+            command.add_argument("--scale", required=True, help="a scale of configs/scales.py")
+            command.add_argument("--seeds", default="3", help="how many (3), or which (0,1,5); default 3")
+            command.add_argument("--on", default="local", help="the launcher; default local")
+            command.add_argument("--dry_run", action="store_true", help="print the commands and run nothing")
+        if name == "table":
+            command.add_argument("--out", metavar="DIR", help="write table.md, table.csv, figure.png and records.json here")
+        if name != "table":
+            command.add_argument_group("fields").add_argument(
+                "--config.FIELD", dest="_", metavar="VALUE", help="override a field, such as --config.steps=100"
+            )
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are one line, with the nearest name where an argument is misspelt."""
+
+    def error(self, message: str):
+        if message.startswith("argument launch.py") or "invalid choice" in message:
+            value = message.split("invalid choice: ")[-1].split(" ")[0].strip("'")
+            raise unknown("command", value, COMMANDS)
+        raise UsageError("command", " ".join(sys.argv[1:2]), f"{message} (see python {self.prog} --help)")
+
+
+def _overrides(rest: list[str]) -> list[str]:
+    """The `--config.field=value` arguments, without their prefix."""
+    _no_more([argument for argument in rest if not argument.startswith("--config.")])
+    return [argument.removeprefix("--config.") for argument in rest]
+
+
+def _no_more(rest: list[str]) -> None:
+    known = ("config", "workdir", "experiment", "scale", "seeds", "runs", "on", "dry_run", "out")
+    if rest:
+        raise unknown("argument", rest[0].partition("=")[0], [f"--{name}" for name in known])
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command -> the exit status."""
+    try:
+        args, rest = _parser().parse_known_args(argv)
+        return args.run(args, rest)
+    except UsageError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    except RunFailed as e:
+        print(f"failed: {e}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
