@@ -8,6 +8,7 @@ Exit status: 0 done; 1 a run failed or diverged; 2 the command was wrong; 128 + 
 """
 
 import argparse
+import functools
 import os
 import sys
 
@@ -42,7 +43,7 @@ def sweep(args, rest: list[str]) -> int:
         args.scale,
         sweep.parse_seeds(args.seeds),
         args.runs,
-        launchers.get(args.on),
+        functools.partial(launchers.get(args.on), width=args.jobs),
         dry_run=args.dry_run,
         extra_overrides=_overrides(rest),
     )
@@ -80,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--runs", required=True, metavar="DIR", help="where the run directories are")
         if name == "sweep":
             command.add_argument("--scale", required=True, help="a scale of configs/scales.py")
-            command.add_argument("--seeds", default="3", help="how many (3), or which (0,1,5); default 3")
+            command.add_argument("--seeds", default="3", help="how many (3), or which (0,1,5 or 7,); default 3")
+            command.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores; default 1")
             command.add_argument("--on", default="local", help="the launcher; default local")
             command.add_argument("--dry_run", action="store_true", help="print the commands and run nothing")
         if name == "table":

@@ -18,14 +18,14 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     c.seed = 0  # parameters, data order and evaluation each draw from their own key, folded from this one
     c.steps = 1000  # optimizer updates
     c.batch_size = 16  # sequences an update, over all devices and accumulation steps
-    c.seq_len = 256  # tokens a sequence
+    c.seq_len = 128  # tokens a sequence
 
     m = c.model = ml_collections.ConfigDict()
     m.layers = 8  # each is two sites: attention, then the FFN
     m.width = 64
-    m.heads = 4  # query heads
-    m.kv_heads = 2  # key and value heads, shared by groups of query heads
-    m.head_dim = 16
+    m.heads = 2  # query heads
+    m.kv_heads = 1  # key and value heads, shared by groups of query heads
+    m.head_dim = 32
     m.ffn = 192  # hidden width of the SwiGLU
     m.rope_theta = 10_000.0
     m.norm_eps = 1e-6
@@ -53,17 +53,17 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     d.path = config_dict.placeholder(str)  # data.name=folder: the folder of text files
     d.glob = "*.txt"  # data.name=folder: which of its files
     d.dir = config_dict.placeholder(str)  # where prepared datasets are kept; unset: ~/.cache/grlab
-    d.heldout = 0.05  # fraction of the documents held out, by hash of the path
+    d.heldout = 0.1  # fraction of the documents held out, by hash of the path
     d.text_key = "text"  # other TFDS names: the feature that holds the text
     d.split = "train"  # other TFDS names: the split to read
     d.max_bytes = 2_000_000_000  # stop reading the corpus here
 
     e = c.eval = ml_collections.ConfigDict()
-    e.every = 250  # steps between held-out losses; the benchmarks run once, at the end
+    e.every = 500  # steps between held-out losses; the benchmarks run once, at the end
     e.tokens = 262_144  # held-out tokens scored, from the start of the held-out documents
-    e.batch_size = 32  # sequences a forward pass: changes the speed, not the result
+    e.batch_size = 8  # sequences a forward pass: changes the speed, not the result
     e.cloze_items = 300  # items a cloze benchmark; 0: no benchmarks
-    e.cloze_context = 192  # tokens of context a cloze item may have
+    e.cloze_context = 128  # tokens of context a cloze item may have
 
     c.checkpoint = ml_collections.ConfigDict({"every": 250, "keep": 2})  # steps; how many to keep
     c.log = ml_collections.ConfigDict({"every": 1})  # steps between records in metrics.jsonl

@@ -47,9 +47,7 @@ def combine(weights_N: jax.Array, stream_BxTxNxD: jax.Array) -> jax.Array:
 
 def mix(h_NxN: jax.Array, stream_BxTxNxD: jax.Array) -> jax.Array:
     """H R in float32: row i of H weighs the streams that make the new stream i. `h_NxN` is [N, N] or [B, T, N, N]."""
-    # A product and a sum, not a dot: for a handful of streams a batched N x N matrix product is slower than the
-    # elementwise loop that it fuses into.
-    return jnp.sum(h_NxN[..., None] * stream_BxTxNxD.astype(F32)[..., None, :, :], axis=-2)
+    return jnp.einsum("...ij,...jd->...id", h_NxN, stream_BxTxNxD.astype(F32))
 
 
 def write(stream_BxTxNxD: jax.Array, s_Nx1: jax.Array, y_BxTxD: jax.Array, h_NxN: jax.Array | None = None) -> jax.Array:
@@ -71,7 +69,10 @@ def sinkhorn(logits_NxN: jax.Array, iterations: int) -> jax.Array:
     h = jnp.moveaxis(logits_NxN.astype(F32), (-2, -1), (0, 1))  # the tokens along the vector lanes
     h = h - jax.nn.logsumexp(h, axis=0, keepdims=True)
     h = jnp.exp(h - jax.nn.logsumexp(h, axis=1, keepdims=True))
+    # The other iterations only find the scales of rows and columns: a product and a sum each, instead of a new matrix.
+    rows = jnp.ones_like(h[:, 0])
+    columns = jnp.ones_like(h[0])
     for _ in range(iterations - 1):
-        h = h / jnp.maximum(jnp.sum(h, axis=0, keepdims=True), 1e-30)
-        h = h / jnp.sum(h, axis=1, keepdims=True)
-    return jnp.moveaxis(h, (0, 1), (-2, -1))
+        columns = 1 / jnp.maximum(jnp.sum(h * rows[:, None], axis=0), 1e-30)
+        rows = 1 / jnp.sum(h * columns, axis=1)
+    return jnp.moveaxis(rows[:, None] * (h * columns), (0, 1), (-2, -1))

@@ -1,0 +1,28 @@
+"""The learning rates of experiments/table5.py: the same grid for every row, so that no row is favoured by its tuning.
+
+    python launch.py sweep --experiment=experiments/lr_table5.py --scale=cpu --seeds=1000, --runs=runs/lr_table5 --jobs=2
+
+Each run has half the steps of the table's (500 at the scale `cpu`), warm-up and cosine to its own end. Seed 1000 is not among the seeds of the table (0, 1, 2), so that the rates are not chosen on the runs that are
+reported. (The comma makes it a list of one seed; `--seeds=1000` would be a thousand seeds.)
+"""
+
+from grlab.experiment import Experiment, Row, load
+
+GRID = ("5e-3", "1e-2", "2e-2", "2.5e-3", "4e-2")  # factors of 2; the middle is run first
+STEPS = 500
+
+EXPERIMENT = Experiment(
+    name="lr_table5",
+    title="Learning rates of pre-norm, mHC and GR",
+    baseline="prenorm@1e-2",
+    rows=tuple(
+        Row(
+            name=f"{row.name}@{lr}",
+            config=row.config,
+            label=f"{row.label} @ {lr}",
+            overrides={"optim.lr": float(lr), "row": f"{row.name}@{lr}", "steps": STEPS},
+        )
+        for lr in GRID
+        for row in load("experiments/table5.py").rows
+    ),
+)

@@ -1,0 +1,105 @@
+"""An experiment: the rows that are compared, the row they are compared with, and the published figures beside them."""
+
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from grlab.config import ROOT
+from grlab.errors import UsageError, unknown
+
+# Config fields that do not change what a run comes to: two runs that differ in these alone are the same run.
+UNCOMPARED = ("wandb", "log", "checkpoint")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+@-]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One residual connection, as it is trained.
+
+    `config` is a config file, relative to the repository. `overrides` maps a field ("optim.lr") to the value it is
+    given on the command line. `published` maps "loss", "average" and benchmark names to published figures. `differs`
+    lists the config fields, or prefixes of fields, in which the row may differ from the experiment's baseline.
+    """
+
+    name: str
+    config: str
+    label: str
+    overrides: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    published: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    differs: tuple[str, ...] = ("residual", "optim.lr", "row")
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Rows and the baseline that each is paired with. Raises UsageError for names that do not fit together."""
+
+    name: str
+    title: str
+    baseline: str  # the name of a row
+    rows: tuple[Row, ...]
+    source: str = ""  # where the published figures come from
+    notes: tuple[str, ...] = ()  # what a reader of the table has to know; printed under it
+
+    def __post_init__(self):
+        names = [row.name for row in self.rows]
+        for name in (self.name, *names):
+            if not _NAME.fullmatch(name):
+                raise UsageError("name", name, "names a directory: use letters, digits and _ . + @ - only")
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError("rows", name, "two rows have this name; give each its own")
+        if self.baseline not in names:
+            raise unknown("baseline", self.baseline, names)
+
+    def row(self, name: str) -> Row:
+        """The row of that name; UsageError with the nearest name when there is none."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise unknown("row", name, [row.name for row in self.rows])
+
+
+def load(path: str | Path) -> Experiment:
+    """The `EXPERIMENT` that the Python file at `path` defines. Raises UsageError when there is no such thing."""
+    file = Path(path)
+    if not file.is_file() and not file.is_absolute():
+        file = ROOT / path
+    if not file.is_file():
+        known = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "experiments").glob("*.py"))
+        raise unknown("experiment", str(path), known)
+    spec = importlib.util.spec_from_file_location(f"experiment_{file.stem}", file)
+    if spec is None:
+        raise UsageError("experiment", str(path), "must be a Python file, such as experiments/table5.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    experiment = getattr(module, "EXPERIMENT", None)
+    if not isinstance(experiment, Experiment):
+        raise UsageError("experiment", str(path), "must define EXPERIMENT, a grlab.experiment.Experiment")
+    return experiment
+
+
+def flatten(nested: Mapping, prefix: str = "") -> dict[str, object]:
+    """{"optim": {"lr": 1}} -> {"optim.lr": 1}."""
+    flat = {}
+    for key, value in nested.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[name] = value
+    return flat
+
+
+def covered(field: str, prefixes: Iterable[str]) -> bool:
+    """Whether `field` is one of `prefixes` or lies under one."""
+    return any(field == p or field.startswith(f"{p}.") for p in prefixes)
+
+
+def differences(a: Mapping, b: Mapping, ignore: Iterable[str] = ()) -> dict[str, tuple[object, object]]:
+    """The fields, but those under `ignore`, in which two nested mappings differ, and both values (None: absent)."""
+    a, b, ignore = flatten(a), flatten(b), tuple(ignore)
+    fields = [f for f in dict.fromkeys([*a, *b]) if not covered(f, ignore)]
+    return {f: (a.get(f), b.get(f)) for f in fields if f not in a or f not in b or a[f] != b[f]}

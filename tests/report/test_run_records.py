@@ -1,0 +1,60 @@
+import json
+
+import pytest
+
+from grlab.errors import UsageError
+from grlab.experiment import Experiment, Row
+from grlab.report import records
+
+ROWS = (Row("gr", "configs/gr.py", "GR"), Row("gr@1e-2", "configs/gr.py", "GR"))
+EXPERIMENT = Experiment("two", "Two rows", "gr", ROWS)
+
+
+def test_runs_are_read_by_row_and_seed(make_run, tmp_path):
+    for row, seed in (("gr@1e-2", 1000), ("gr", 10), ("gr", 2), ("hc", 0)):
+        make_run(row, seed, 1.5)
+    (tmp_path / "runs" / "notes").mkdir()
+    found = records.read(EXPERIMENT, tmp_path / "runs")
+    assert [(r.row, r.seed) for r in found] == [("gr", 2), ("gr", 10), ("gr@1e-2", 1000)]
+    assert [r.status for r in found] == ["done"] * 3
+
+
+def test_curves(make_run, tmp_path):
+    make_run("gr", 0, 1.5, steps=1000)
+    (run,) = records.read(EXPERIMENT, tmp_path / "runs")
+    assert run.heldout == [[1000, 1.5]]
+    assert len(run.train) == records.CURVE_POINTS and run.train[-1][0] == 1000
+    # The first stretch is of steps 1 to 10, the mean of 1.5 + 1/s over them.
+    assert run.train[0] == [10, pytest.approx(1.5 + sum(1 / s for s in range(1, 11)) / 10, rel=1e-5)]
+
+
+def test_a_last_line_cut_short_is_left_out_and_a_damaged_one_is_refused(make_run, tmp_path):
+    metrics = make_run("gr", 0, 1.5, status="unfinished", steps=30) / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"step": 31, "lo')
+    (run,) = records.read(EXPERIMENT, tmp_path / "runs")
+    assert (run.status, run.step) == ("unfinished", 30)
+    metrics.write_text('{"step": 1, "lo\n' + metrics.read_text())
+    with pytest.raises(UsageError, match="line 1 is not JSON"):
+        records.read(EXPERIMENT, tmp_path / "runs")
+
+
+def test_a_loss_that_is_not_finite_is_no_point_of_a_curve(make_run, tmp_path):
+    path = make_run("gr", 0, 1.5, status="diverged", steps=3)
+    lines = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": float("nan")}, {"step": 3, "loss": None}]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    (run,) = records.read(EXPERIMENT, tmp_path / "runs")
+    assert (run.status, run.step, run.train) == ("diverged", 3, [[1, 2.0]])
+
+
+def test_a_directory_of_another_seed_is_refused(make_run, tmp_path):
+    make_run("gr", 0, 1.5, config={"seed": 4})
+    with pytest.raises(UsageError, match="its config has seed=4"):
+        records.read(EXPERIMENT, tmp_path / "runs")
+
+
+def test_records_survive_json(make_run, tmp_path):
+    make_run("gr", 0, 1.5)
+    make_run("gr", 1, 1.5, status="unfinished")
+    before = records.read(EXPERIMENT, tmp_path / "runs")
+    (tmp_path / "records.json").write_text(records.to_json(EXPERIMENT, before))
+    assert records.read(EXPERIMENT, tmp_path / "records.json") == before
