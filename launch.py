@@ -75,9 +75,9 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=function)
         if name == "train":
             command.add_argument("--config", required=True, metavar="FILE[:SCALE]", help="a row and its scale")
-            command.add_argument("--workdir", required=True, metavar="DIR", help="the run directory; resumed if it exists")
+            command.add_argument("--workdir", required=True, metavar="DIR", help="the run directory; resumed if there")
         else:
-            command.add_argument("--experiment", required=True, metavar="FILE", help="the rows, seeds and published figures")
+            command.add_argument("--experiment", required=True, metavar="FILE", help="the rows and published figures")
             command.add_argument("--runs", required=True, metavar="DIR", help="where the run directories are")
         if name == "sweep":
             command.add_argument("--scale", required=True, help="a scale of configs/scales.py")
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--on", default="local", help="the launcher; default local")
             command.add_argument("--dry_run", action="store_true", help="print the commands and run nothing")
         if name == "table":
-            command.add_argument("--out", metavar="DIR", help="write table.md, table.csv, figure.png and records.json here")
+            command.add_argument("--out", metavar="DIR", help="write the table, figure and records here")
         if name != "table":
             command.add_argument_group("fields").add_argument(
                 "--config.FIELD", dest="_", metavar="VALUE", help="override a field, such as --config.steps=100"

@@ -2,14 +2,15 @@
 
     python launch.py train --config=configs/hc.py:cpu --workdir=runs/hc-0
 
-Sets beside `residual`: optim.lr, from the learning-rate sweep that every row went through (experiments/lr_table5.py).
+Sets beside `residual`: optim.lr, pre-norm's (HC starts as that network; it had no learning-rate sweep of its own).
 """
 
-from configs import base
+from configs import base, prenorm
 
 
 def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
+    config.optim.lr = prenorm.LR.get(scale, config.optim.lr)
     config.row = "hc"
     config.residual = {
         "kind": "hc",

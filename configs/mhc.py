@@ -7,9 +7,12 @@ Sets beside `residual`: optim.lr, from the learning-rate sweep that every row we
 
 from configs import base
 
+LR = {"cpu": 1e-2}  # the best of experiments/lr_table5.py; other scales have the base's
+
 
 def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
+    config.optim.lr = LR.get(scale, config.optim.lr)
     config.row = "mhc"
     config.residual = {
         "kind": "mhc",

@@ -7,9 +7,12 @@ Sets beside `residual`: optim.lr, from the learning-rate sweep that every row we
 
 from configs import mhc
 
+LR = {"cpu": 1e-2}  # the best of experiments/lr_table5.py; other scales have the base's
+
 
 def get_config(scale: str = "cpu"):
     config = mhc.get_config(scale)
+    config.optim.lr = LR.get(scale, config.optim.lr)
     config.row = "mhc_static"
     config.residual.dynamic = False
     return config

@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -10,6 +10,9 @@ from ml_collections import ConfigDict
 from grlab import errors
 
 ROOT = Path(__file__).resolve().parent.parent
+# What does not change what a run comes to: two configs that differ in these fields alone are of the same run, and a run
+# may go on with others, such as the mesh of another number of devices.
+UNCOMPARED = ("wandb", "log", "checkpoint", "mesh")
 _WORDS = {"true": True, "false": False}
 
 
@@ -32,11 +35,6 @@ def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     config = ConfigDict(config.copy_and_resolve_references())
     check(config)
     return config
-
-
-def from_json(fields: Mapping) -> ConfigDict:
-    """The config that a run directory's config.json holds."""
-    return ConfigDict(fields)
 
 
 def _module(path: str):
@@ -104,3 +102,27 @@ def _get(config: ConfigDict, name: str):
     for part in name.split("."):
         config = config[part]
     return config
+
+
+def flatten(nested: Mapping, prefix: str = "") -> dict[str, object]:
+    """{"optim": {"lr": 1}} -> {"optim.lr": 1}."""
+    flat = {}
+    for key, value in nested.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[name] = value
+    return flat
+
+
+def covered(field: str, prefixes: Iterable[str]) -> bool:
+    """Whether `field` is one of `prefixes` or lies under one."""
+    return any(field == p or field.startswith(f"{p}.") for p in prefixes)
+
+
+def differences(a: Mapping, b: Mapping, ignore: Iterable[str] = ()) -> dict[str, tuple[object, object]]:
+    """The fields, but those under `ignore`, in which two nested mappings differ, and both values (None: absent)."""
+    a, b, ignore = flatten(a), flatten(b), tuple(ignore)
+    fields = [f for f in dict.fromkeys([*a, *b]) if not covered(f, ignore)]
+    return {f: (a.get(f), b.get(f)) for f in fields if f not in a or f not in b or a[f] != b[f]}

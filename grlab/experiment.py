@@ -3,14 +3,11 @@
 import dataclasses
 import importlib.util
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from grlab.config import ROOT
 from grlab.errors import UsageError, unknown
-
-# Config fields that do not change what a run comes to: two runs that differ in these alone are the same run.
-UNCOMPARED = ("wandb", "log", "checkpoint")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+@-]*")
 
@@ -79,27 +76,3 @@ def load(path: str | Path) -> Experiment:
     if not isinstance(experiment, Experiment):
         raise UsageError("experiment", str(path), "must define EXPERIMENT, a grlab.experiment.Experiment")
     return experiment
-
-
-def flatten(nested: Mapping, prefix: str = "") -> dict[str, object]:
-    """{"optim": {"lr": 1}} -> {"optim.lr": 1}."""
-    flat = {}
-    for key, value in nested.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{name}.")
-        else:
-            flat[name] = value
-    return flat
-
-
-def covered(field: str, prefixes: Iterable[str]) -> bool:
-    """Whether `field` is one of `prefixes` or lies under one."""
-    return any(field == p or field.startswith(f"{p}.") for p in prefixes)
-
-
-def differences(a: Mapping, b: Mapping, ignore: Iterable[str] = ()) -> dict[str, tuple[object, object]]:
-    """The fields, but those under `ignore`, in which two nested mappings differ, and both values (None: absent)."""
-    a, b, ignore = flatten(a), flatten(b), tuple(ignore)
-    fields = [f for f in dict.fromkeys([*a, *b]) if not covered(f, ignore)]
-    return {f: (a.get(f), b.get(f)) for f in fields if f not in a or f not in b or a[f] != b[f]}

@@ -48,8 +48,8 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def param_shardings(params: nnx.State, mesh: Mesh, rules) -> nnx.State:
     """The sharding of each parameter: its logical axes mapped to mesh axes by `config.rules`.
 
-    An axis without a rule, or that its mesh axis does not divide, is kept whole; so is the axis of stacked layers, which
-    has no name.
+    An axis without a rule, or that its mesh axis does not divide, is kept whole; so is the axis of stacked layers,
+    which has no name.
     """
 
     def sharding(variable: nnx.Param) -> NamedSharding:

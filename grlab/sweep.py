@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grlab import report
-from grlab.config import ROOT
+from grlab.config import ROOT, UNCOMPARED, covered, differences
 from grlab.config import load as load_config
 from grlab.errors import UsageError
-from grlab.experiment import UNCOMPARED, Experiment, Row, covered, differences
+from grlab.experiment import Experiment, Row
 from grlab.launchers import Launcher
 
 

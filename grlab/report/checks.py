@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from grlab.experiment import UNCOMPARED, Experiment, covered, differences
+from grlab.config import UNCOMPARED, covered, differences
+from grlab.experiment import Experiment
 from grlab.report.records import Record
 
 # What may differ from run to run without a word.

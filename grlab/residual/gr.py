@@ -45,7 +45,7 @@ class GatedSite(Site):
     """
 
     def __init__(self, switches: "GatedResidual.Switches", frame: Frame, k, key: jax.Array, *, writes: bool = True):
-        n, d, r = switches.streams, frame.width, switches.rank
+        n, d = switches.streams, frame.width
         self.switches = switches
         self.eps = frame.norm_eps
         self.dtype = frame.compute_dtype

@@ -15,16 +15,15 @@ V4_EPS = 1e-6  # DeepSeek-V4's hc_eps: on the gates, on the softmax and in every
 
 
 def sinkhorn_v4(logits_NxN: jax.Array, iterations: int) -> jax.Array:
-    """DeepSeek-V4's projection: softmax of the rows + eps, one column normalisation, then 19 × (rows, columns).
+    """DeepSeek-V4's projection, as the H_res that it applies: the transpose of its `comb`.
 
-    It is applied transposed, so that its last normalisation, too, is over the axis that the application contracts.
+    `comb` is a softmax over its rows + eps, one column normalisation, then 19 × (rows, columns). Applied transposed,
+    its last normalisation, too, is over the axis that the application contracts.
     """
-    h = jax.nn.softmax(logits_NxN, axis=-1) + V4_EPS
-    h = h / (jnp.sum(h, axis=-2, keepdims=True) + V4_EPS)
-    for _ in range(iterations - 1):
-        h = h / (jnp.sum(h, axis=-1, keepdims=True) + V4_EPS)
-        h = h / (jnp.sum(h, axis=-2, keepdims=True) + V4_EPS)
-    return h
+    comb = jax.nn.softmax(logits_NxN.astype(ops.F32), axis=-1) + V4_EPS
+    h = jnp.moveaxis(comb, (-2, -1), (1, 0))  # [i, j] of H_res is [j, i] of comb; the tokens along the vector lanes
+    h = h / (jnp.sum(h, axis=1, keepdims=True) + V4_EPS)
+    return jnp.moveaxis(ops.balance(h, iterations - 1, V4_EPS), (0, 1), (-2, -1))
 
 
 class ManifoldSite(Site):
@@ -67,8 +66,7 @@ class ManifoldSite(Site):
         iterations = self.switches.iterations
         if self.switches.form == "paper":
             return jax.nn.sigmoid(pre_N), 2 * jax.nn.sigmoid(post_N), ops.sinkhorn(res_NxN, iterations)
-        comb_NxN = sinkhorn_v4(res_NxN, iterations)
-        return jax.nn.sigmoid(pre_N) + V4_EPS, 2 * jax.nn.sigmoid(post_N), jnp.swapaxes(comb_NxN, -1, -2)
+        return jax.nn.sigmoid(pre_N) + V4_EPS, 2 * jax.nn.sigmoid(post_N), sinkhorn_v4(res_NxN, iterations)
 
     def read(self, stream_BxTxNxD):
         pre_N, post_N, res_NxN = self.maps(stream_BxTxNxD)

@@ -99,7 +99,7 @@ class FinalNorm(nnx.Module):
 
 
 def home(k: jax.Array | int, n: int, yes: float, no: float) -> jax.Array:
-    """[n]: `yes` at the home stream k mod n of sublayer k, `no` at the others. What keeps the streams from staying equal."""
+    """[n]: `yes` at the home stream k mod n of sublayer k, `no` at the others: what makes the streams different."""
     return jnp.where(jnp.arange(n) == k % n, yes, no)
 
 

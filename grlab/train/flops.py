@@ -18,9 +18,7 @@ def per_token(config: ConfigDict, vocab: int) -> float:
 
     def forward(layers: int) -> float:
         model = ConfigDict(config.model.to_dict() | {"layers": layers, "scan": False, "remat": "none"})
-        graphdef, params = nnx.split(
-            nnx.eval_shape(lambda: Decoder(model, config.residual, vocab, jax.random.key(0)))
-        )
+        graphdef, params = nnx.split(nnx.eval_shape(lambda: Decoder(model, config.residual, vocab, jax.random.key(0))))
         tokens_BxT = jax.ShapeDtypeStruct((1, config.seq_len), jnp.int32)
         lowered = jax.jit(lambda p, t: nnx.merge(graphdef, p)(t)).lower(params, tokens_BxT)
         return lowered.cost_analysis()["flops"] / config.seq_len

@@ -83,9 +83,7 @@ class Evaluation:
 
     def __init__(self, config: ConfigDict, corpus: corpora.Corpus, mesh: Mesh, nats: Callable, stop: StopSignal):
         self._config, self._corpus, self._mesh, self._nats, self._stop = config.eval, corpus, mesh, nats, stop
-        self._windows = data.heldout_windows(
-            corpus.heldout, seq_len=config.seq_len, max_tokens=config.eval.tokens
-        )
+        self._windows = data.heldout_windows(corpus.heldout, seq_len=config.seq_len, max_tokens=config.eval.tokens)
 
     def _nats_fn(self, params):
         def nats_fn(tokens_BxT, targets_BxT):
@@ -148,8 +146,10 @@ class Run:
         c, corpus, shape = self.config, self.corpus, dict(self.mesh.shape)
         self.progress.say(describe_groups(self.state.params))
         self.say(f"{self.n_params:,} parameters, residual {dict(c.residual)}")
-        self.say(f"corpus {corpus.name} ({corpus.fingerprint[:12]}), {len(corpus.train):,} training tokens, mesh {shape}")
-        self.say(f"{c.steps} steps of {self.tokens_a_step:,} tokens" + (f", resumed at {self.step}" if self.step else ""))
+        text = f"corpus {corpus.name} ({corpus.fingerprint[:12]}), {len(corpus.train):,} training tokens"
+        self.say(f"{text}, mesh {shape}")
+        resumed = f", resumed at {self.step}" if self.step else ""
+        self.say(f"{c.steps} steps of {self.tokens_a_step:,} tokens{resumed}")
 
     def train(self) -> None:
         """Updates from the current step to the last one."""

@@ -120,7 +120,8 @@ class Progress:
             self._bar.update(1)
         elif step == self._steps or time.monotonic() - self._last >= QUIET_SECONDS:
             self._last = time.monotonic()
-            print(f"{self._label}: step {step}/{self._steps}, loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s", flush=True)
+            done = f"{self._label}: step {step}/{self._steps}"
+            print(f"{done}, loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s", flush=True)
 
     def say(self, text: str) -> None:
         """Prints a line without breaking the bar."""

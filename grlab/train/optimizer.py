@@ -14,12 +14,15 @@ def schedule(optim, steps: int) -> optax.Schedule:
 def make(optim, steps: int, params: nnx.State) -> optax.GradientTransformation:
     """The optimizer of `config.optim`: clipping by global norm, then AdamW (arXiv 1711.05101)."""
     decayed = map_params(lambda v: v.decay, params)
-    return optax.chain(
-        optax.clip_by_global_norm(optim.clip),
-        optax.adamw(
-            schedule(optim, steps), b1=optim.b1, b2=optim.b2, eps=optim.eps, weight_decay=optim.weight_decay, mask=decayed
-        ),
+    adamw = optax.adamw(
+        schedule(optim, steps),
+        b1=optim.b1,
+        b2=optim.b2,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        mask=decayed,
     )
+    return optax.chain(optax.clip_by_global_norm(optim.clip), adamw)
 
 
 def describe_groups(params: nnx.State) -> str:

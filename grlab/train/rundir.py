@@ -13,11 +13,10 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from grlab.config import ROOT
+from grlab.config import ROOT, UNCOMPARED, differences
 from grlab.errors import UsageError
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
-UNCOMPARED = ("wandb", "log", "checkpoint")  # what may change between the parts of one run: none of it changes the result
 
 
 class RunDir:
@@ -34,8 +33,7 @@ class RunDir:
         existing = self._read("config.json")
         if existing is None and self.path.is_dir() and any(self.path.iterdir()):
             raise UsageError("--workdir", str(path), "holds files but no config.json: give an empty or a new directory")
-        if existing is not None and (changed := _first_difference(existing, fields)):
-            name, was, now = changed
+        for name, (was, now) in differences(existing or fields, fields, UNCOMPARED).items():
             remedy = f"belongs to a run with {name}={was!r}, this one has {now!r}: give another directory"
             raise UsageError("--workdir", str(path), remedy)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -84,19 +82,6 @@ class RunDir:
             f.flush()
             os.fsync(f.fileno())
         temporary.replace(self.path / name)
-
-
-def _first_difference(a: dict, b: dict, prefix: str = "") -> tuple[str, object, object] | None:
-    for name in sorted(a.keys() | b.keys()):
-        if not prefix and name in UNCOMPARED:
-            continue
-        was, now = a.get(name), b.get(name)
-        if isinstance(was, dict) and isinstance(now, dict):
-            if deeper := _first_difference(was, now, f"{prefix}{name}."):
-                return deeper
-        elif was != now:
-            return f"{prefix}{name}", was, now
-    return None
 
 
 def _provenance(fingerprint: str) -> dict:

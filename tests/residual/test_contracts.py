@@ -1,0 +1,248 @@
+"""What every residual system promises, over every row: a new row is tested by being registered.
+
+Each test was seen to fail: the transposed map (`mix` with H transposed, Sinkhorn with columns last) breaks
+`test_equal_streams_stay_equal`; leaving H_res out of `write` breaks `test_the_mixing_is_applied`; W_up and W_write at
+zero break `test_streams_separate`; a cast of the stream to the compute dtype breaks `test_dtypes`; a parameter that the
+read does not use breaks `test_every_parameter_learns`.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from grlab import residual
+from grlab.errors import UsageError
+from grlab.model import token_nats
+from grlab.ops import streams as ops
+from tests import rows
+
+MIXING = ("b_res", "phi_res", "w_res", "a_r", "w_r")  # the names of the parameters that make an H_res
+# What the paper's own initial values hold at a zero gradient until the first update: HC's W start at zero, so their
+# scales and their norm do not matter yet.
+ASLEEP_AT_STEP_0 = {"hc": {"s_alpha", "s_beta", "dyn_gain"}}
+
+
+def has_streams(stream) -> bool:
+    return isinstance(stream, jax.Array) and stream.ndim == 4
+
+
+@pytest.mark.parametrize("row", rows.ROWS)
+def test_equal_streams_stay_equal(row):
+    """Equal streams and y = 0 come out unchanged within 1e-6, with logits of the maps of standard deviation 5."""
+    system, config = rows.system(row)
+    x_BxTxD = jax.random.normal(jax.random.key(1), (2, 8, 16))
+    stream = system.expand(x_BxTxD)
+    if not has_streams(stream):
+        pytest.skip("one stream")
+    if config.residual.kind == "hc":
+        pytest.skip("HC's H_res is free: its rows need not sum to 1")
+    site = system.site(1, jax.random.key(2))
+    rows.randomise(site, 5.0, names=("b_res", "b_pre", "b_post"))
+    _, gates = site.read(stream)
+    out = site.write(stream, jnp.zeros_like(x_BxTxD), gates)
+    np.testing.assert_allclose(out, stream, atol=1e-6 * float(jnp.abs(stream).max()))
+
+
+@pytest.mark.parametrize("form", ["paper", "deepseek_v4"])
+def test_equal_streams_stay_equal_with_dynamic_logits(form):
+    """The same where the logits of standard deviation 5 come from the data, not from b."""
+    system = residual.build({"kind": "mhc", "form": form}, width=16, layers=1, key=jax.random.key(0))
+    site = system.site(0, jax.random.key(1))
+    site.alpha_res[...] = jnp.asarray(1.0)
+    site.phi_res[...] = 5 / 8 * jax.random.normal(jax.random.key(2), site.phi_res.shape)  # std of x̂ φ: √64 · 5/8
+    stream = system.expand(jax.random.normal(jax.random.key(3), (2, 8, 16)))
+    out = site.write(stream, jnp.zeros((2, 8, 16)), site.read(stream)[1])
+    eps = 1e-6 if form == "deepseek_v4" else 0.0  # V4 divides by the sum + 1e-6: its rows sum to 1 − 1e-6
+    np.testing.assert_allclose(out, stream, atol=(1e-6 + eps) * float(jnp.abs(stream).max()))
+
+
+@pytest.mark.parametrize("row", rows.ROWS)
+def test_the_mixing_is_applied(row):
+    """With y = 0 and unequal streams, a row that has an H_res gives H_res R: neither R nor H_resᵀ R."""
+    system, _ = rows.system(row)
+    site = system.site(0, jax.random.key(2))
+    mixing = [name for name in MIXING if hasattr(site, name)]
+    if not mixing:
+        pytest.skip("no H_res")
+    rows.randomise(site, 5.0, names=MIXING)
+    stream = jax.random.normal(jax.random.key(3), (2, 8, 4, 16))
+    y_BxTxD = jnp.zeros((2, 8, 16))
+    _, gates = site.read(stream)
+    out = site.write(stream, y_BxTxD, gates)
+    h_NxN = np.asarray(gates[1], np.float64)
+    h_NxN = np.swapaxes(h_NxN, -1, -2) if hasattr(site, "a_r") else h_NxN  # HC applies A_r transposed
+    right = h_NxN @ np.asarray(stream, np.float64)
+    wrong = np.swapaxes(h_NxN, -1, -2) @ np.asarray(stream, np.float64)
+    np.testing.assert_allclose(out, right, rtol=1e-5, atol=1e-5)
+    assert np.abs(out - wrong).max() > 0.1
+    assert np.abs(out - stream).max() > 0.1
+
+
+@pytest.mark.parametrize("row", rows.ROWS)
+def test_every_parameter_learns(row):
+    """At step 0 every parameter has a gradient; those that the paper starts asleep have one after the first update."""
+    config = rows.tiny(row)
+    graphdef, params = nnx.split(rows.decoder(config))
+    tokens_BxT = rows.tokens(4, 32)
+
+    @jax.jit
+    def grad(params):
+        return jax.grad(lambda p: jnp.mean(token_nats(nnx.merge(graphdef, p)(tokens_BxT), tokens_BxT)))(params)
+
+    def silent(grads):
+        """The names of parameters that have, in some layer, no gradient at all."""
+        names = set()
+        for path, g in nnx.to_flat_state(grads):
+            g_LxX = np.asarray(g.get_value()).reshape(config.model.layers if path[0] == "layers" else 1, -1)
+            if not np.all(np.abs(g_LxX).max(axis=1) > 0):
+                names.add(path[-1])
+        return names
+
+    first = grad(params)
+    assert silent(first) <= ASLEEP_AT_STEP_0.get(config.residual.kind, set())
+    awake = jax.tree.map(lambda p, g: p - 0.1 * g, params, first)
+    assert not silent(grad(awake))
+
+
+@pytest.mark.parametrize("row", rows.ROWS)
+def test_streams_separate(row):
+    """Within 30 AdamW steps the streams of a token differ, as far as the paper's start lets them."""
+    config = rows.tiny(row)
+    model = rows.decoder(config)
+    graphdef, params = nnx.split(model)
+    tokens_BxT = rows.tokens(4, 24)
+    if not has_streams(model.residual.expand(jnp.zeros((1, 1, 16)))):
+        pytest.skip("one stream")
+    tx = optax.adamw(1e-2)
+
+    @jax.jit
+    def step(params, opt_state):
+        def loss(p):
+            return jnp.mean(token_nats(nnx.merge(graphdef, p)(tokens_BxT), tokens_BxT))
+
+        updates, opt_state = tx.update(jax.grad(loss)(params), opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    opt_state = tx.init(params)
+    for _ in range(30):
+        params, opt_state = step(params, opt_state)
+    model = nnx.merge(graphdef, params)
+    stream = model._run_layers(model.residual.expand(model.embedding[...][tokens_BxT]))
+    spread = jnp.std(stream, axis=2).mean() / jnp.std(stream)
+    assert spread > 1e-3
+
+
+@pytest.mark.parametrize("row", rows.ROWS)
+@pytest.mark.parametrize("stream_dtype", ["float32", "bfloat16"])
+def test_dtypes(row, stream_dtype):
+    """bf16 compute: the sublayer's input is bf16, the stream keeps its own dtype, the gates and maps are float32."""
+    fields = rows.tiny(row).residual.to_dict() | {"stream_dtype": stream_dtype}
+    system = residual.build(fields, width=16, layers=2, key=jax.random.key(0), compute_dtype="bfloat16")
+    site = system.site(1, jax.random.key(1))
+    stream = system.expand(jax.random.normal(jax.random.key(2), (2, 4, 16), jnp.bfloat16))
+    x_BxTxD, gates = site.read(stream)
+    out = site.write(stream, x_BxTxD, gates)
+    assert x_BxTxD.dtype == jnp.bfloat16
+    assert jax.tree.map(lambda s: s.dtype, out) == jax.tree.map(lambda s: s.dtype, stream)
+    assert all(leaf.dtype == stream_dtype for leaf in jax.tree.leaves(out))
+    assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(gates))
+    assert system.collapse(out).dtype == jnp.bfloat16
+    assert all(p.get_value().dtype == jnp.float32 for _, p in nnx.to_flat_state(nnx.state((system, site))))
+
+
+@pytest.mark.parametrize("row", rows.ROWS)
+def test_one_stream_is_refused_where_the_system_needs_more(row):
+    fields = rows.tiny(row).residual.to_dict()
+    if "streams" not in fields:
+        pytest.skip("one stream")
+
+    def build(n):
+        return residual.build(fields | {"streams": n}, width=16, layers=2, key=jax.random.key(0))
+
+    for n in (0, -1):
+        with pytest.raises(UsageError, match="residual.streams"):
+            build(n)
+    if fields["kind"] == "hc":
+        assert build(1).expand(jnp.zeros((1, 1, 16))).shape == (1, 1, 1, 16)
+    else:
+        with pytest.raises(UsageError, match="residual.streams=1"):
+            build(1)
+    build(2), build(3)
+
+
+@pytest.mark.parametrize("row", rows.ROWS)
+def test_weight_decay_falls_on_matrices_alone(row):
+    """No gate bias, static map, norm gain or scale decays; every drawn matrix, and HC's dynamic W, does."""
+    for path, variable in nnx.to_flat_state(nnx.state(rows.decoder(rows.tiny(row)))):
+        name = path[-1]
+        still = name in ("b", "a_m", "a_r") or name.endswith("gain")
+        still |= name.startswith(("b_", "s_", "lam", "alpha", "head_b", "head_alpha"))
+        assert variable.decay is not still, path
+
+
+@pytest.mark.parametrize("std", [1.0, 3.0, 30.0, 1e4])
+def test_sinkhorn_is_finite_and_its_rows_sum_to_one(std):
+    """For logits up to ±1e4, values and gradients are finite and each row sums to 1, in float32."""
+    logits = std * jax.random.normal(jax.random.key(0), (64, 4, 4))
+    h = ops.sinkhorn(logits, 20)
+    assert h.dtype == jnp.float32 and bool(jnp.all(jnp.isfinite(h)))
+    np.testing.assert_allclose(h.sum(-1), 1, atol=1e-6)
+    grad = jax.grad(lambda logits: jnp.sum(ops.sinkhorn(logits, 20) ** 2))(logits)
+    assert bool(jnp.all(jnp.isfinite(grad)))
+    if std == 1.0:
+        np.testing.assert_allclose(h.sum(-2), 1, atol=5e-3)
+
+
+def test_sinkhorn_keeps_float32_under_bf16_logits():
+    h = ops.sinkhorn(jax.random.normal(jax.random.key(0), (64, 4, 4), jnp.bfloat16), 20)
+    assert h.dtype == jnp.float32
+    np.testing.assert_allclose(h.sum(-1), 1, atol=1e-6)
+
+
+def test_the_start_of_gr_is_half_the_prenorm_read_and_writes_near_one():
+    """At init G ≈ 0.5 and s ≈ 1: x ≈ RMSNorm(embedding) / 2 (or the whole of it with gate_range=2)."""
+    x_BxTxD = jax.random.normal(jax.random.key(0), (2, 8, 256))
+    for gate_range in (1, 2):
+        fields = {"kind": "gr", "rank": 32, "gate_range": gate_range}
+        system = residual.build(fields, width=256, layers=1, key=jax.random.key(1))
+        x_read, (s, _) = system.site(0, jax.random.key(2)).read(system.expand(x_BxTxD))
+        np.testing.assert_allclose(x_read, 0.5 * gate_range * ops.rms_normalise(x_BxTxD, 1e-6), atol=0.05 * gate_range)
+        np.testing.assert_allclose(s, 1.0, atol=0.5)
+        assert 0.05 < float(jnp.std(jnp.log(s / (2 - s)))) < 0.3  # the logit's spread: 0.16 at d = 256
+
+
+def test_mhc_starts_near_the_plain_residual():
+    """The identity-like start: H_res is the identity and the stream that of pre-norm within 1 %."""
+    system = residual.build({"kind": "mhc"}, width=64, layers=1, key=jax.random.key(0))
+    stream = system.expand(jax.random.normal(jax.random.key(1), (2, 8, 64)))
+    y_BxTxD = jax.random.normal(jax.random.key(2), (2, 8, 64))
+    site = system.site(0, jax.random.key(3))
+    _, gates = site.read(stream)
+    out = site.write(stream, y_BxTxD, gates)
+    np.testing.assert_allclose(out, stream + y_BxTxD[:, :, None], atol=0.01 * float(jnp.abs(out).max()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"kind": "grr"}, "residual.kind='grr': did you mean 'gr'?"),
+        ({"kind": "gr", "stream": 4}, "residual='stream': did you mean 'streams'?"),
+        ({"kind": "gr", "mix": "fre"}, "residual.mix='fre': did you mean 'free'?"),
+        ({"kind": "gr", "streams": "4"}, "residual.streams='4': must be of type int"),
+        ({"kind": "gr", "rank": 0}, "residual.rank=0: must be above 0"),
+        ({"kind": "gr", "top_k": 5}, "residual.top_k=5: must lie in 0 .. streams=4"),
+        ({"kind": "gr", "gates": "static", "static_term": True}, "residual.static_term=True"),
+        ({"kind": "gr", "gate": "tanh", "gate_range": 2}, "residual.gate_range=2"),
+        ({"kind": "mhc", "iterations": 0}, "residual.iterations=0: must be above 0"),
+        ({"kind": "prenorm", "streams": 4}, "residual='streams': takes no switches"),
+        ({"kind": "gr", "stream_dtype": "float16"}, "residual.stream_dtype='float16'"),
+    ],
+)
+def test_wrong_switches_are_one_line(fields, line):
+    with pytest.raises(UsageError) as e:
+        residual.build(fields, width=16, layers=2, key=jax.random.key(0))
+    assert line in str(e.value)
+    assert "\n" not in str(e.value)

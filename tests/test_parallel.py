@@ -1,0 +1,70 @@
+"""A mesh of devices gives the run of one device, and its checkpoints restore on another number of them.
+
+Seen to fail: a loss summed over the devices instead of averaged, and a parameter whose gradient is not reduced.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from grlab import parallel
+from grlab.config import ROOT
+from grlab.errors import UsageError
+from grlab.train import loop
+from tests import rows
+
+DEVICES = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+
+
+def launch(workdir, config_file, devices: bool):
+    """Trains in a process of its own, on 8 devices or on one."""
+    code = (
+        "import json, sys; from pathlib import Path; from ml_collections import ConfigDict\n"
+        "from grlab.train import loop\n"
+        "loop.train(ConfigDict(json.loads(Path(sys.argv[1]).read_text())), sys.argv[2])"
+    )
+    env = os.environ | ({"XLA_FLAGS": DEVICES} if devices else {})
+    command = [sys.executable, "-c", code, str(config_file), str(workdir)]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("row", ["gr", "mhc"])
+def test_eight_devices_train_as_one_and_their_checkpoint_restores_on_one(row, tmp_path):
+    """data 2 × fsdp 2 × tensor 2: the same losses within 1e-5; the checkpoint of 8 devices goes on on one."""
+    data = ["data.name=folder", f"data.path={rows.data_path(tmp_path)}", "data.glob=*.py", "data.heldout=0.2"]
+    data += [f"data.dir={tmp_path / 'prepared'}", "eval.cloze_items=0", "wandb.mode=disabled", "eval.batch_size=8"]
+    eight = rows.tiny(row, *data, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    (tmp_path / "eight.json").write_text(json.dumps(eight.to_dict()))
+    done = launch(tmp_path / "eight", tmp_path / "eight.json", devices=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "eight" / "provenance.json").read_text())["device_count"] == 8
+
+    one = rows.tiny(row, *data)
+    loop.train(one, tmp_path / "one")
+
+    def losses(name):
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["loss"] for line in lines]
+
+    np.testing.assert_allclose(losses("eight"), losses("one"), rtol=1e-5)
+
+    # The last checkpoint goes and the one of step 4, written by 8 devices, is where one device goes on.
+    subprocess.run(["rm", "-r", str(tmp_path / "eight" / "checkpoints" / "8")], check=True)
+    (tmp_path / "eight" / "final_result.json").unlink()
+    loop.train(one, tmp_path / "eight")
+    np.testing.assert_allclose(losses("eight"), losses("one"), rtol=1e-5)
+    resumed = json.loads((tmp_path / "eight" / "provenance.json").read_text())["resumed"]
+    assert (resumed[0]["step"], resumed[0]["device_count"]) == (4, 1)
+
+
+def test_a_mesh_that_does_not_fit_is_one_line():
+    with pytest.raises(UsageError, match="only one axis can be -1"):
+        parallel.make_mesh({"data": -1, "fsdp": -1})
+    with pytest.raises(UsageError, match="must multiply to the 1 devices"):
+        parallel.make_mesh({"data": 2, "fsdp": 1})
+    mesh = parallel.make_mesh({"data": -1, "fsdp": 1})
+    parallel.check_batch(3, 1, mesh)

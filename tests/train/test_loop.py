@@ -1,0 +1,216 @@
+"""What a run writes, how it ends, and the value of a training step.
+
+Seen to fail: a loss without the cosine schedule, decay on gains, and the sign of the update break
+`test_golden_step`; a sum instead of a mean over parts breaks `test_accumulation_is_the_whole_batch`; a check only at
+the end breaks `test_divergence_stops_the_run`.
+"""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from grlab import parallel
+from grlab.errors import RunFailed, UsageError
+from grlab.params import variables
+from grlab.train import flops, loop, metrics
+from grlab.train.step import make_trainer
+from tests import rows
+
+# The loss on one batch before the first update and after the second one on it, at the scale `tiny` with 20 Sinkhorn
+# iterations. They may be changed when the model, the initial values or the optimizer are meant to change, and never
+# because they got in the way.
+GOLDEN = {
+    "prenorm": (5.9758844, 5.5754623),
+    "mhc_static": (5.9759026, 5.5756812),
+    "mhc": (5.9759417, 5.5755529),
+    "gr": (5.6827354, 5.4059877),
+}
+
+
+def batch(size=4, length=32):
+    tokens_BxT1 = rows.tokens(size, length + 1)
+    return {"tokens_BxT": tokens_BxT1[:, :-1], "targets_BxT": tokens_BxT1[:, 1:]}
+
+
+def trainer_of(config):
+    mesh = parallel.make_mesh(config.mesh)
+    return make_trainer(config, 256, mesh), parallel.put_batch(batch(), mesh)
+
+
+@pytest.mark.parametrize("row", rows.TABLE5)
+def test_golden_step(row):
+    iterations = ["residual.iterations=20"] if row.startswith("mhc") else []
+    config = rows.tiny(row, "optim.warmup=1", *iterations)
+    trainer, data = trainer_of(config)
+    state, losses = trainer.init(), []
+    for _ in range(3):
+        state, got = trainer.step(state, data)
+        losses.append(float(got["loss"]))
+    assert (losses[0], losses[2]) == pytest.approx(GOLDEN[row], abs=1e-5)
+
+
+def test_accumulation_is_the_whole_batch():
+    """Two parts of a batch give the update of the whole batch."""
+    results = []
+    for parts in (1, 2):
+        trainer, data = trainer_of(rows.tiny("gr", "optim.warmup=0", f"optim.accumulate={parts}"))
+        state, got = trainer.step(trainer.init(), data)
+        results.append((float(got["loss"]), float(got["grad_norm"]), state.params))
+    (a, ga, pa), (b, gb, pb) = results
+    assert a == pytest.approx(b, rel=1e-5) and ga == pytest.approx(gb, rel=1e-5)
+    for x, y in zip(jax.tree.leaves(pa), jax.tree.leaves(pb), strict=True):
+        # Adam's first update is lr · sign(g): where g is rounding, its sign is, too.
+        assert np.mean(np.abs(np.asarray(x - y)) > 1e-5) < 0.02
+
+
+@pytest.mark.parametrize("row", rows.ROWS)
+def test_weight_decay_moves_only_its_group(row):
+    """With a learning rate and no gradient, AdamW shrinks the decay group and leaves every other parameter."""
+    config = rows.tiny(row, "optim.warmup=0")
+    from grlab.train import optimizer
+
+    trainer, _ = trainer_of(config)
+    state = trainer.init()
+    tx = optimizer.make(config.optim, config.steps, state.params)
+    zeros = jax.tree.map(np.zeros_like, state.params)
+    updates, _ = tx.update(zeros, state.opt_state, state.params)
+    for variable, update in zip(variables(state.params), jax.tree.leaves(updates), strict=True):
+        expected = -config.optim.lr * config.optim.weight_decay * np.asarray(variable.get_value()) * variable.decay
+        np.testing.assert_allclose(update, expected, rtol=1e-5, atol=1e-9)
+
+
+def test_a_run_writes_what_the_table_reads(tiny, records, tmp_path):
+    config = tiny("gr", "eval.cloze_items=4", "seq_len=64", "eval.cloze_context=64")
+    run = tmp_path / "run"
+    result = loop.train(config, run)
+    assert result == json.loads((run / "final_result.json").read_text())
+    assert (result["status"], result["step"], result["tokens"]) == ("done", 8, 8 * 4 * 64)
+    assert json.loads((run / "config.json").read_text()) == config.to_dict()
+    heldout = [r for r in records(run) if r.get("eval") == "heldout"]
+    assert [r["step"] for r in heldout] == [4, 8] and heldout[-1]["loss"] == result["val_loss"]
+    scores = {r["eval"]: r["accuracy"] for r in records(run) if "accuracy" in r}
+    assert scores == result["benchmarks"] and "indent" in scores
+    assert set(result["seconds"]) == {"train", "compile", "eval", "save"}
+    params = make_trainer(config, 256, parallel.make_mesh(config.mesh)).abstract.params
+    assert result["params"] == sum(x.size for x in jax.tree.leaves(params))
+    assert 3.0 < result["val_loss"] < 6.0 and result["tokens_per_s"] > 0
+    provenance = json.loads((run / "provenance.json").read_text())
+    assert {"git_commit", "versions", "device_kind", "data_fingerprint", "command", "run_id"} <= provenance.keys()
+
+
+def test_rows_of_one_seed_see_the_same_batches(tiny, tmp_path):
+    """The first loss of HC is pre-norm's on the same batch; another seed draws another."""
+    first = {}
+    for row, seed in (("prenorm", 0), ("hc", 0), ("prenorm", 1)):
+        run = tmp_path / f"{row}-{seed}"
+        loop.train(tiny(row, f"seed={seed}", "steps=2", "optim.warmup=1"), run)
+        first[row, seed] = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+    assert first["prenorm", 0] == pytest.approx(first["hc", 0], rel=1e-6)
+    assert abs(first["prenorm", 0] - first["prenorm", 1]) > 1e-3
+
+
+def test_divergence_stops_the_run(tiny, tmp_path):
+    """A learning rate that blows up: stopped at the first update that is not finite, the good checkpoint is kept."""
+    config = tiny("prenorm", "steps=40", "checkpoint.every=1", "optim.lr=1e30", "optim.warmup=2", "optim.clip=1e30")
+    run = tmp_path / "run"
+    with pytest.raises(RunFailed, match="not finite at step"):
+        loop.train(config, run)
+    result = json.loads((run / "final_result.json").read_text())
+    assert result["status"] == "diverged" and "first bad gradient: " in result["reason"]
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == result["step"] and None in (last["loss"], last["grad_norm"])
+    saved = [int(p.name) for p in (run / "checkpoints").iterdir()]
+    assert saved and max(saved) < result["step"]
+    with pytest.raises(RunFailed, match="diverged earlier"):
+        loop.train(config, run)
+
+
+def test_evaluation_does_not_depend_on_its_batch_size(tiny, tmp_path):
+    losses = [
+        loop.train(tiny("prenorm", "steps=2", "optim.warmup=1", f"eval.batch_size={b}"), tmp_path / str(b))["val_loss"]
+        for b in (1, 7, 8)
+    ]
+    assert max(losses) - min(losses) < 1e-6
+
+
+def test_flops_count_the_connection_and_half_the_attention():
+    """Pre-norm's count is that of its products by hand within 10 %; GR's is larger by its projections."""
+    config = rows.tiny("prenorm")
+    m = config.model
+    products = m.layers * (m.width * (2 * m.heads + 2 * m.kv_heads) * m.head_dim + 3 * m.width * m.ffn)
+    products += m.width * 256
+    attention = m.layers * 2 * m.heads * m.head_dim * config.seq_len  # q kᵀ and weights · v, the causal half
+    by_hand = 3 * 2 * (products + attention / 2)
+    prenorm = flops.per_token(config, 256)
+    assert by_hand < prenorm < 1.25 * by_hand
+    n, d, r, sites = 4, 16, 2, 2 * m.layers
+    projections = 3 * 2 * ((sites + 1) * 2 * n * d * r + sites * n * n * d)
+    assert flops.per_token(rows.tiny("gr"), 256) - prenorm > projections
+    deeper = flops.per_token(rows.tiny("prenorm", "model.layers=4"), 256)
+    assert deeper - prenorm == pytest.approx(prenorm - 3 * 2 * m.width * 256, rel=0.15)
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    lines = [
+        {"step": 1},
+        {"step": 2},
+        {"step": 2, "eval": "heldout"},
+        {"step": 2, "eval": "x", "accuracy": 1},
+        {"step": 3},
+    ]
+    file.write_text("".join(json.dumps(r) + "\n" for r in lines) + '{"step": 4, "lo')
+    kept = metrics.MetricsFile(file, 2)
+    kept.write({"step": 3, "loss": float("nan")})
+    kept.close()
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [*lines[:3], {"step": 3, "loss": None}]
+
+
+def test_wandb_offline_asks_nothing_and_failing_stops_nothing(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    loop.train(tiny("prenorm", "steps=2", "optim.warmup=1", "wandb.mode=auto"), tmp_path / "a")
+    assert list((tmp_path / "a" / "wandb").glob("offline-run-*"))
+
+    import wandb
+
+    def broken(**kwargs):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(wandb, "init", broken)
+    result = loop.train(tiny("prenorm", "steps=2", "optim.warmup=1", "wandb.mode=auto"), tmp_path / "b")
+    assert result["status"] == "done"
+    assert "wandb is off for the rest of this run: OSError: no space left" in capsys.readouterr().err
+
+
+def test_the_groups_are_printed_at_the_start(tiny, tmp_path, capsys):
+    loop.train(tiny("gr", "steps=2", "optim.warmup=1"), tmp_path / "run")
+    out = capsys.readouterr().out
+    assert "weight decay" in out and "no decay" in out and "w_down, w_up, w_write" in out
+
+
+def test_a_save_that_failed_is_not_passed_over(tiny, tmp_path):
+    """The disk refuses checkpoints: the run ends as failed, with the reason, and without a result."""
+    config = tiny("prenorm")
+    run = tmp_path / "run"
+    make = loop.Run.save
+
+    def save(self):
+        (run / "checkpoints").rename(run / "gone")
+        (run / "checkpoints").write_text("a file where the folder was")
+        make(self)
+
+    loop.Run.save = save
+    try:
+        with pytest.raises(RunFailed, match="could not be saved"):
+            loop.train(config, run)
+    finally:
+        loop.Run.save = make
+    assert not (run / "final_result.json").exists()
+
+
+def test_batches_that_do_not_fit_the_mesh_are_one_line(tiny, tmp_path):
+    with pytest.raises(UsageError, match="config.mesh='data=3"):
+        loop.train(tiny("prenorm", "mesh.data=3"), tmp_path / "run")

@@ -1,0 +1,133 @@
+"""A run that was killed or stopped and run again is the run that was not: the same bits.
+
+Seen to fail: a resume at the step before the checkpoint's, the optimizer's state not restored, batches drawn from the
+start again, records kept beyond the checkpoint.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from grlab import parallel
+from grlab.config import ROOT
+from grlab.errors import UsageError
+from grlab.train import loop
+from grlab.train.checkpoint import Checkpoints
+from grlab.train.step import make_trainer
+from tests import rows
+
+
+def final_state(config, workdir):
+    """The state of the last checkpoint, as NumPy arrays."""
+    trainer = make_trainer(config, 256, parallel.make_mesh(config.mesh))
+    checkpoints = Checkpoints(workdir / "checkpoints", keep=2)
+    state, data = checkpoints.restore(config.steps, trainer.abstract)
+    checkpoints.close()
+    assert data == {"step": config.steps}
+    return [np.asarray(x) for x in jax.tree.leaves(state)]
+
+
+@pytest.mark.parametrize("row", rows.TABLE5)
+def test_killed_run_ends_as_one_that_was_not(row, tiny, records, tmp_path):
+    """SIGKILL after update 6 of 8, the checkpoint of step 4 behind it: parameters, optimizer and records are equal."""
+    config = tiny(row)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    loop.train(config, whole)
+
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    command = [sys.executable, "-m", "tests.train.killed", "6", str(tmp_path / "config.json"), str(parts)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    assert not (parts / "final_result.json").exists()
+    loop.train(config, parts)
+
+    assert json.loads((parts / "provenance.json").read_text())["resumed"][0]["step"] == 4
+    for a, b in zip(final_state(config, whole), final_state(config, parts), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert records(whole) == records(parts)
+    assert [r["step"] for r in records(parts) if "eval" not in r] == list(range(1, 9))
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(overrides, records, tiny, tmp_path):
+    """A real SIGTERM to `launch.py train`: the state is saved at the step where it came, status 143, and it goes on."""
+    more = [*overrides, "steps=100000", "checkpoint.every=100000", "eval.every=100000"]
+    command = [sys.executable, "launch.py", "train", "--config=configs/gr.py:tiny", f"--workdir={tmp_path / 'run'}"]
+    command += [f"--config.{o}" for o in more]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if "parameters, residual" in line:  # compiling, or past it
+            break
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "stopped by SIGTERM at step" in err and "run the same command to go on" in err
+    saved = sorted(int(p) for p in os.listdir(tmp_path / "run" / "checkpoints"))
+    steps = [r["step"] for r in records(tmp_path / "run")]
+    assert steps == list(range(1, len(steps) + 1)) and saved == ([len(steps)] if steps else [])
+
+
+def test_a_finished_run_is_left_alone(tiny, tmp_path, capsys):
+    config = tiny("prenorm", "steps=4")
+    first = loop.train(config, tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert loop.train(config, tmp_path / "run") == first
+    assert "done already" in capsys.readouterr().out
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_a_workdir_of_another_config_is_refused(tiny, tmp_path):
+    loop.train(tiny("prenorm", "steps=4"), tmp_path / "run")
+    with pytest.raises(UsageError, match="belongs to a run with seed=0, this one has seed=1"):
+        loop.train(tiny("prenorm", "steps=4", "seed=1"), tmp_path / "run")
+    with pytest.raises(UsageError, match="residual"):
+        loop.train(tiny("hc", "steps=4", "row=prenorm"), tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds files but no config.json"):
+        loop.train(tiny("prenorm", "steps=4"), tmp_path / "other")
+
+
+def test_an_unreadable_checkpoint_is_one_line_and_the_one_before_serves(tiny, records, tmp_path):
+    config = tiny("prenorm")
+    run = tmp_path / "run"
+    loop.train(config, run)
+    complete = records(run)
+    (run / "final_result.json").unlink()
+    for file in (run / "checkpoints" / "8").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"\x00not a checkpoint")
+    with pytest.raises(UsageError, match="cannot be read") as e:
+        loop.train(config, run)
+    assert "\n" not in str(e.value) and "checkpoints/8" in str(e.value)
+    subprocess.run(["rm", "-r", str(run / "checkpoints" / "8")], check=True)
+    loop.train(config, run)
+    assert records(run) == complete
+
+
+def test_a_checkpoint_cut_short_is_not_chosen(tiny, tmp_path):
+    """What a kill leaves of a save under way, a folder with Orbax's temporary name, is passed over."""
+    config = tiny("prenorm", "steps=4")
+    run = tmp_path / "run"
+    loop.train(config, run)
+    (run / "checkpoints" / "6.orbax-checkpoint-tmp").mkdir()
+    checkpoints = Checkpoints(run / "checkpoints", keep=2)
+    assert checkpoints.latest() == 4
+    checkpoints.close()
+
+
+def test_another_corpus_is_refused(tiny, text, tmp_path):
+    """The corpus changes under a run that is half done: refused, whatever the config says."""
+    config = tiny("prenorm")
+    run = tmp_path / "run"
+    loop.train(config, run)
+    (run / "final_result.json").unlink()
+    record = json.loads((run / "provenance.json").read_text())
+    (run / "provenance.json").write_text(json.dumps(record | {"data_fingerprint": "0" * 64}))
+    with pytest.raises(UsageError, match="was trained on corpus 000000000000"):
+        loop.train(config, run)
