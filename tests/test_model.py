@@ -90,11 +90,13 @@ def test_rows_share_the_initial_values_of_what_they_share(row):
         np.testing.assert_array_equal(base[path].get_value(), other[path].get_value())
 
 
-def test_layers_and_seeds_draw_different_values():
+def test_layers_seeds_and_names_draw_different_values():
     a, b = (nnx.state(rows.decoder(rows.tiny("gr", f"seed={seed}"))) for seed in (0, 1))
     w0, w1 = a["layers"]["attention_site"]["w_down"].get_value()
     assert float(jnp.abs(w0 - w1).max()) > 0
     assert float(jnp.abs(a["head"].get_value() - b["head"].get_value()).max()) > 0
+    ffn = a["layers"]["ffn"]
+    assert float(jnp.abs(ffn["gate"].get_value() - ffn["up"].get_value()).max()) > 0
 
 
 @pytest.mark.parametrize("row", rows.ROWS)

@@ -1,6 +1,6 @@
 """A mesh of devices gives the run of one device, and its checkpoints restore on another number of them.
 
-Seen to fail: a loss summed over the devices instead of averaged, and a parameter whose gradient is not reduced.
+Seen to fail: every device given the first rows of the batch instead of its own.
 """
 
 import json

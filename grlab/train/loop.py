@@ -52,9 +52,14 @@ class StopSignal:
         del frame
         self._signum = signum
 
+    @property
+    def requested(self) -> bool:
+        """Whether a signal has come."""
+        return self._signum is not None
+
     def check(self) -> None:
         """Raises Stopped once a signal has come."""
-        if self._signum is not None:
+        if self.requested:
             raise Stopped(self._signum)
 
     def restore(self) -> None:
@@ -135,6 +140,7 @@ class Run:
         self.metrics = MetricsFile(directory.metrics, self.step)
         self.wandb = Wandb(config, self.provenance["run_id"], directory.path)
         self.progress = Progress(self.label, self.step, config.steps)
+        self.waiting: tuple[int, dict] | None = None
         self.names = param_names(self.state.params)
         self.n_params = sum(x.size for x in jax.tree.leaves(self.state.params))
 
@@ -156,26 +162,42 @@ class Run:
         config, batches = self.config, data.iterate(self.batches, self.step)
         example = parallel.put_batch(self.batches[0], self.mesh)
         step_fn = self.clock.time("compile", lambda: self.trainer.step.lower(self.trainer.abstract, example).compile())
-        waiting = None  # an update whose metrics are still on the device: fetched while the next one runs
+        if self.evaluation_due() and not self.has_heldout_record():
+            self.evaluate()  # the run was stopped in this evaluation
         self.mark = time.perf_counter()
         while self.step < config.steps:
-            self.stop.check()
+            if self.stop.requested:
+                self.settle()
+                self.stop.check()
             self.state, metrics = step_fn(self.state, parallel.put_batch(next(batches), self.mesh))
             self.step += 1
-            if waiting is not None:
-                self.record(*waiting)
-            waiting = (self.step, metrics)
-            last = self.step == config.steps
-            evaluating = last or self.step % config.eval.every == 0
-            saving = last or self.step % config.checkpoint.every == 0
-            if evaluating or saving:
-                self.record(*waiting)  # so that a state that is not finite is neither scored nor saved
-                waiting = None
-                if evaluating:
+            self.settle()
+            self.waiting = (self.step, metrics)
+            saving = self.step == config.steps or self.step % config.checkpoint.every == 0
+            if saving or self.evaluation_due():
+                self.settle()  # so that a state that is not finite is neither scored nor saved
+                if self.evaluation_due():
                     self.evaluate()
                 if saving:
                     self.save()
                 self.mark = time.perf_counter()
+
+    def evaluation_due(self) -> bool:
+        """Whether the held-out loss belongs to the current step."""
+        return self.step > 0 and (self.step == self.config.steps or self.step % self.config.eval.every == 0)
+
+    def has_heldout_record(self) -> bool:
+        """Whether the held-out loss of the current step is on record."""
+        return any(r["step"] == self.step and r.get("eval") == "heldout" for r in self.metrics.records)
+
+    def settle(self) -> None:
+        """Records the update whose metrics are still on the device, if there is one.
+
+        They are fetched while the next update runs, so that the device never waits for the host.
+        """
+        if self.waiting is not None:
+            waiting, self.waiting = self.waiting, None
+            self.record(*waiting)
 
     def record(self, step: int, metrics: dict) -> None:
         """Waits for update `step`, writes its record, and raises Diverged if it is not finite."""

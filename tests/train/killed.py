@@ -1,9 +1,13 @@
-"""Trains a run and kills itself right after an update: `python -m tests.train.killed STEP CONFIG.json WORKDIR`."""
+"""Trains a run and kills itself right after an update: `python -m tests.train.killed STEP SAVED CONFIG.json WORKDIR`.
+
+SAVED is the checkpoint that must be whole before; 0: the kill comes as soon as the update is done.
+"""
 
 import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -11,12 +15,14 @@ from ml_collections import ConfigDict
 from grlab.train import loop
 
 
-def main(step: int, config: dict, workdir: str) -> None:
+def main(step: int, saved: int, config: dict, workdir: Path) -> None:
     record = loop.Run.record
 
     def record_and_die(self, at, metrics):
         record(self, at, metrics)
         if at == step:
+            while saved and not (workdir / "checkpoints" / str(saved)).exists():
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
     loop.Run.record = record_and_die
@@ -24,4 +30,4 @@ def main(step: int, config: dict, workdir: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), json.loads(Path(sys.argv[3]).read_text()), Path(sys.argv[4]))

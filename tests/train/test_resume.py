@@ -33,18 +33,22 @@ def final_state(config, workdir):
     return [np.asarray(x) for x in jax.tree.leaves(state)]
 
 
+def kill_after(step, saved, config, tmp_path, workdir):
+    """Runs `config` in a process that gets SIGKILL after update `step`, with checkpoint `saved` whole (0: any)."""
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    command = [sys.executable, "-m", "tests.train.killed", str(step), str(saved), str(tmp_path / "config.json")]
+    done = subprocess.run([*command, str(workdir)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    assert not (workdir / "final_result.json").exists()
+
+
 @pytest.mark.parametrize("row", rows.TABLE5)
 def test_killed_run_ends_as_one_that_was_not(row, tiny, records, tmp_path):
     """SIGKILL after update 6 of 8, the checkpoint of step 4 behind it: parameters, optimizer and records are equal."""
     config = tiny(row)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     loop.train(config, whole)
-
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    command = [sys.executable, "-m", "tests.train.killed", "6", str(tmp_path / "config.json"), str(parts)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    assert not (parts / "final_result.json").exists()
+    kill_after(6, 4, config, tmp_path, parts)
     loop.train(config, parts)
 
     assert json.loads((parts / "provenance.json").read_text())["resumed"][0]["step"] == 4
@@ -52,6 +56,15 @@ def test_killed_run_ends_as_one_that_was_not(row, tiny, records, tmp_path):
         np.testing.assert_array_equal(a, b)
     assert records(whole) == records(parts)
     assert [r["step"] for r in records(parts) if "eval" not in r] == list(range(1, 9))
+
+
+def test_killed_while_it_saves(tiny, records, tmp_path):
+    """SIGKILL right after the update that follows a save, which may be whole or cut short by then: the same records."""
+    config = tiny("prenorm")
+    loop.train(config, tmp_path / "whole")
+    kill_after(5, 0, config, tmp_path, tmp_path / "parts")
+    loop.train(config, tmp_path / "parts")
+    assert records(tmp_path / "whole") == records(tmp_path / "parts")
 
 
 def test_sigterm_saves_and_the_same_command_goes_on(overrides, records, tiny, tmp_path):
@@ -72,6 +85,38 @@ def test_sigterm_saves_and_the_same_command_goes_on(overrides, records, tiny, tm
     assert steps == list(range(1, len(steps) + 1)) and saved == ([len(steps)] if steps else [])
 
 
+@pytest.mark.parametrize("where", ["between steps", "in an evaluation", "in the last evaluation", "in the benchmarks"])
+def test_stopped_anywhere_and_run_again_is_the_whole_run(where, tiny, records, tmp_path, monkeypatch):
+    """SIGTERM in each part of a run: it saves and raises Stopped, and the second call ends as an uninterrupted run."""
+    config = tiny("prenorm", "eval.cloze_items=4", "eval.cloze_context=64")
+    loop.train(config, tmp_path / "whole")
+
+    def and_stop(function, when):
+        def wrapped(self, *args):
+            if when(self, *args):
+                os.kill(os.getpid(), signal.SIGTERM)
+            return function(self, *args)
+
+        return wrapped
+
+    steps = {"between steps": 6, "in an evaluation": 4, "in the last evaluation": 8, "in the benchmarks": 8}
+    with monkeypatch.context() as patch:
+        if where == "between steps":
+            patch.setattr(loop.Run, "record", and_stop(loop.Run.record, lambda self, step, _: step == 5))
+        elif where == "in the benchmarks":
+            benchmarks = loop.Evaluation.benchmarks
+            patch.setattr(loop.Evaluation, "benchmarks", and_stop(benchmarks, lambda *_: True))
+        else:
+            patch.setattr(loop.Run, "evaluate", and_stop(loop.Run.evaluate, lambda self: self.step == steps[where]))
+        with pytest.raises(loop.Stopped, match=f"at step {steps[where]}"):
+            loop.train(config, tmp_path / "parts")
+    assert (tmp_path / "parts" / "checkpoints" / str(steps[where])).exists()
+    loop.train(config, tmp_path / "parts")
+    assert records(tmp_path / "whole") == records(tmp_path / "parts")
+    for a, b in zip(final_state(config, tmp_path / "whole"), final_state(config, tmp_path / "parts"), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_a_finished_run_is_left_alone(tiny, tmp_path, capsys):
     config = tiny("prenorm", "steps=4")
     first = loop.train(config, tmp_path / "run")
@@ -83,7 +128,7 @@ def test_a_finished_run_is_left_alone(tiny, tmp_path, capsys):
 
 def test_a_workdir_of_another_config_is_refused(tiny, tmp_path):
     loop.train(tiny("prenorm", "steps=4"), tmp_path / "run")
-    with pytest.raises(UsageError, match="belongs to a run with seed=0, this one has seed=1"):
+    with pytest.raises(UsageError, match="belongs to a run with seed=0, this one has 1"):
         loop.train(tiny("prenorm", "steps=4", "seed=1"), tmp_path / "run")
     with pytest.raises(UsageError, match="residual"):
         loop.train(tiny("hc", "steps=4", "row=prenorm"), tmp_path / "run")
