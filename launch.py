@@ -4,7 +4,8 @@
     python launch.py sweep --experiment=experiments/table5.py --scale=cpu --seeds=3 --runs=runs/table5
     python launch.py table --experiment=experiments/table5.py --runs=runs/table5 --out=experiments/results/table5_cpu
 
-Exit status: 0 done; 1 a run failed or diverged; 2 the command was wrong; 128 + n stopped by signal n.
+Exit status: 0 done; 1 a run failed or diverged, or a sweep was stopped; 2 the command was wrong; 128 + n a run was
+stopped by signal n, its state saved.
 """
 
 import argparse
@@ -111,8 +112,8 @@ def _overrides(rest: list[str]) -> list[str]:
 
 
 def _no_more(rest: list[str]) -> None:
-    known = ("config", "workdir", "experiment", "scale", "seeds", "runs", "on", "dry_run", "out")
     if rest:
+        known = ("config", "workdir", "experiment", "scale", "seeds", "jobs", "runs", "on", "dry_run", "out")
         raise unknown("argument", rest[0].partition("=")[0], [f"--{name}" for name in known])
 
 

@@ -15,7 +15,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     c = ml_collections.ConfigDict()
     c.row = "prenorm"  # the config file's name: names the run in wandb and in the tables
     c.scale = scale
-    c.seed = 0  # parameters, data order and evaluation each draw from their own key, folded from this one
+    c.seed = 0  # of the initial values and the order of the data; what is evaluated is the same for every seed
     c.steps = 1000  # optimizer updates
     c.batch_size = 16  # sequences an update, over all devices and accumulation steps
     c.seq_len = 128  # tokens a sequence
@@ -34,7 +34,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     m.scan = True  # run the layers by one scan; false: a Python loop, the same function
     m.remat = "none"  # none | full | dots: what the backward pass recomputes
 
-    c.residual = ml_collections.ConfigDict({"kind": "prenorm"})
+    c.residual = ml_collections.ConfigDict({"kind": "prenorm", "stream_dtype": "float32"})
 
     o = c.optim = ml_collections.ConfigDict()
     o.name = "adamw"
@@ -76,8 +76,9 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     # Devices along each axis of the mesh; -1: all that are left.
     c.mesh = ml_collections.ConfigDict({"data": -1, "fsdp": 1, "tensor": 1, "expert": 1})
     # Which mesh axis a logical axis of a parameter is split over; "" means kept whole. The stream axis never is.
+    whole = {"rank": "", "streams": "", "channel": ""}
     c.rules = ml_collections.ConfigDict(
-        {"vocab": "tensor", "embed": "fsdp", "heads": "tensor", "mlp": "tensor", "rank": "", "streams": ""}
+        {"vocab": "tensor", "embed": "fsdp", "heads": "tensor", "mlp": "tensor", "flat": "fsdp"} | whole
     )
 
     scales.apply(c, scale)

@@ -2,7 +2,7 @@
 
     python launch.py train --config=configs/mhc_static.py:cpu --workdir=runs/mhc_static-0
 
-Sets beside `residual`: optim.lr, from the learning-rate sweep that every row went through (experiments/lr_table5.py).
+Sets beside `residual`: optim.lr, from the learning-rate sweep of all rows of Table 5 (experiments/lr_table5.py).
 """
 
 from configs import mhc

@@ -1,4 +1,6 @@
-"""mHC as DeepSeek-V4 runs it: softmax start + eps, combᵀ, and a learned head that weighs the streams at the end.
+"""mHC by DeepSeek-V4's formulas: softmax start + eps, combᵀ, and a learned head that weighs the streams at the end.
+
+The sites start as the paper form's do.
 
     python launch.py train --config=configs/mhc_v4.py:cpu --workdir=runs/mhc_v4-0
 

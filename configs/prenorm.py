@@ -2,7 +2,7 @@
 
     python launch.py train --config=configs/prenorm.py:cpu --workdir=runs/prenorm-0
 
-Sets beside `residual`: optim.lr, from the learning-rate sweep that every row went through (experiments/lr_table5.py).
+Sets beside `residual`: optim.lr, from the learning-rate sweep of all rows of Table 5 (experiments/lr_table5.py).
 """
 
 from configs import base
@@ -14,5 +14,8 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.optim.lr = LR.get(scale, config.optim.lr)
     config.row = "prenorm"
-    config.residual = {"kind": "prenorm"}
+    config.residual = {
+        "kind": "prenorm",
+        "stream_dtype": "float32",  # float32 | bfloat16
+    }
     return config

@@ -1,6 +1,8 @@
 """Config files and their overrides, every mistake reported as one line."""
 
 import importlib.util
+import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,21 +14,29 @@ from grlab import errors
 ROOT = Path(__file__).resolve().parent.parent
 # What does not change what a run comes to: two configs that differ in these fields alone are of the same run, and a run
 # may go on with others, such as the mesh of another number of devices.
-UNCOMPARED = ("wandb", "log", "checkpoint", "mesh")
+UNCOMPARED = ("wandb", "log", "checkpoint", "mesh", "rules")
 _WORDS = {"true": True, "false": False}
 
 
 def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """The resolved config of `path[:scale]` with overrides such as `optim.lr=3e-3`, checked.
 
+    `path` is a file of configs/, or the config.json of a run directory, which gives that run again.
+
     Raises:
       UsageError: no such file, scale or field, a value of another type, or one out of its range.
     """
     path, _, scale = spec.partition(":")
+    if path.endswith(".json") and Path(path).is_file():
+        return _override(ConfigDict(json.loads(Path(path).read_text())), overrides)
     try:
         config = _module(path).get_config(*([scale] if scale else []))
     except ValueError as e:  # an unknown scale: configs raise plain errors, since they import nothing
         raise errors.UsageError("--config", spec, str(e)) if not isinstance(e, errors.UsageError) else e from None
+    return _override(config, overrides)
+
+
+def _override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals:
@@ -41,7 +51,7 @@ def _module(path: str):
     file = Path(path)
     if not file.is_file():
         file = ROOT / path  # a command may be given from anywhere
-    if not file.is_file():
+    if not file.is_file() or file.suffix != ".py":
         here = sorted(f"configs/{p.name}" for p in (ROOT / "configs").glob("*.py"))
         raise errors.unknown("--config", path, here)
     if str(ROOT) not in sys.path:
@@ -76,9 +86,14 @@ def _parse(field: str, text: str, kind: type):
 
 def check(config: ConfigDict) -> None:
     """Raises a UsageError for the first field whose value cannot be; the model and the data check their own."""
+    for name, value in flatten(config.to_dict()).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise errors.UsageError(f"config.{name}", value, "must be finite (optim.clip=1e9 clips nothing)")
     for name in ("steps", "batch_size", "seq_len", "optim.lr", "optim.clip", "optim.accumulate", "optim.eps"):
         errors.positive(f"config.{name}", _get(config, name))
-    for name in ("eval.every", "eval.tokens", "eval.batch_size", "checkpoint.every", "checkpoint.keep", "log.every"):
+    for name in ("eval.every", "eval.tokens", "eval.batch_size", "eval.cloze_context", "log.every"):
+        errors.positive(f"config.{name}", _get(config, name))
+    for name in ("checkpoint.every", "checkpoint.keep"):
         errors.positive(f"config.{name}", _get(config, name))
     for name in ("seed", "optim.warmup", "optim.weight_decay", "eval.cloze_items"):
         if _get(config, name) < 0:

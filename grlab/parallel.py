@@ -16,8 +16,10 @@ BATCH_AXES = ("data", "fsdp")  # a batch is split over both; parameters over fsd
 def make_mesh(sizes) -> Mesh:
     """The mesh over all devices with the axes of `config.mesh`; an axis of −1 takes the devices that are left.
 
-    Raises UsageError when the sizes do not multiply to the number of devices.
+    Raises UsageError when the sizes do not multiply to the number of devices, or for more than one process.
     """
+    if jax.process_count() > 1:
+        raise errors.UsageError("processes", jax.process_count(), "a run is one process so far: start it once")
     sizes = dict(sizes)
     devices = jax.device_count()
     free = [axis for axis, size in sizes.items() if size == -1]
@@ -36,8 +38,11 @@ def check_batch(batch_size: int, accumulate: int, mesh: Mesh, field: str = "conf
     """Raises UsageError unless each of the `accumulate` parts of a batch splits evenly over the mesh."""
     ways = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     if (batch_size // accumulate) % ways:
-        parts = f" / optim.accumulate={accumulate}" if accumulate > 1 else ""
-        raise errors.UsageError(field, batch_size, f"batch{parts} must be a multiple of mesh.data · mesh.fsdp = {ways}")
+        remedy = f"must be a multiple of mesh.data · mesh.fsdp = {ways}"
+        if accumulate > 1:
+            parts = math.gcd(accumulate, batch_size // ways) if batch_size % ways == 0 else 1
+            remedy = f"in {accumulate} parts each {remedy}: try --config.optim.accumulate={parts}"
+        raise errors.UsageError(field, batch_size, remedy)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -51,6 +56,9 @@ def param_shardings(params: nnx.State, mesh: Mesh, rules) -> nnx.State:
     An axis without a rule, or that its mesh axis does not divide, is kept whole; so is the axis of stacked layers,
     which has no name.
     """
+
+    for name, axis in rules.items():
+        errors.one_of(f"config.rules.{name}", axis, ["", *mesh.shape])
 
     def sharding(variable: nnx.Param) -> NamedSharding:
         shape = variable.shape

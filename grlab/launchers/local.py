@@ -32,14 +32,15 @@ class _Stop:
 def launch(jobs: Sequence[Job], cwd: Path, width: int = 1, grace: float = GRACE) -> list[int]:
     """Runs `jobs` in order from the directory `cwd`; returns the exit status of each (minus the signal that ended it).
 
-    Up to `width` jobs run at once. With more than one, each gets its own cores: a small model trains faster on one core
-    than two of them do sharing two. The jobs write to this process's stdout and stderr. A job that fails does not stop
-    the others. SIGINT, SIGTERM or SIGHUP sends the running jobs SIGTERM, waits at most `grace` seconds for them to save
+    Up to `width` jobs run at once. With more than one, each gets its own cores and GPUs: a small model trains faster on
+    one core than two of them do sharing two. The jobs write to this process's stdout and stderr. A job that fails does
+    not stop the others. SIGINT, SIGTERM or SIGHUP sends the running jobs SIGTERM, waits at most `grace` seconds for them to save
     their state, kills them after that or at the second signal, and raises RunFailed.
     """
-    shares = _shares(width)
+    shares, gpus = _shares(width), _gpu_shares(width)
     stop = _Stop()
-    before = {s: signal.signal(s, stop.on_signal) for s in _SIGNALS}
+    # What nohup or a shell's & has set to be ignored stays ignored.
+    before = {s: signal.signal(s, stop.on_signal) for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN}
     statuses: list[int | None] = [None] * len(jobs)
     waiting = list(enumerate(jobs))
     running: dict[int, tuple[int, subprocess.Popen]] = {}  # by the share of the cores that they have
@@ -50,8 +51,10 @@ def launch(jobs: Sequence[Job], cwd: Path, width: int = 1, grace: float = GRACE)
                     index, job = waiting.pop(0)
                     print(f"[{index + 1}/{len(jobs)}] {job.name}", flush=True)
                     # A process group of its own: Ctrl-C reaches the job once, from here, and a kill its own children.
-                    pin = (lambda cores=shares[share]: os.sched_setaffinity(0, cores)) if width > 1 else None
-                    process = subprocess.Popen(job.command, cwd=cwd, process_group=0, preexec_fn=pin)
+                    can_pin = width > 1 and hasattr(os, "sched_setaffinity")
+                    pin = (lambda cores=shares[share]: os.sched_setaffinity(0, cores)) if can_pin else None
+                    env = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus[share]} if gpus else {})
+                    process = subprocess.Popen(job.command, cwd=cwd, process_group=0, preexec_fn=pin, env=env)
                     running[share] = index, process
             _wait(running, statuses, stop, grace)
     finally:
@@ -94,4 +97,19 @@ def _shares(width: int) -> list[set[int]]:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
     if not 1 <= width <= len(cores):
         raise UsageError("--jobs", width, f"must lie in 1 .. {len(cores)}, the cores there are")
-    return [set(cores[share::width]) for share in range(width)]
+    size = len(cores) // width  # the same for every job, so that their speeds compare
+    return [set(cores[share::width][:size]) for share in range(width)]
+
+
+def _gpu_shares(width: int) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of each of several jobs; empty where one job has everything, or there are no GPUs."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    driver = Path("/proc/driver/nvidia/gpus")
+    count = len(list(driver.iterdir())) if driver.is_dir() else 0
+    gpus = named.split(",") if named else [str(i) for i in range(count)]
+    if width == 1 or not gpus:
+        return []
+    if width > len(gpus):
+        raise UsageError("--jobs", width, f"must lie in 1 .. {len(gpus)}, the GPUs there are")
+    size = len(gpus) // width
+    return [",".join(gpus[share::width][:size]) for share in range(width)]

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 F32 = jnp.float32
+EXACT = jax.lax.Precision.HIGHEST  # an accelerator multiplies float32 in fewer bits unless it is told not to
 
 
 def rms_normalise(x: jax.Array, eps: float, axis: int | tuple[int, ...] = -1) -> jax.Array:
@@ -26,7 +27,8 @@ def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
 
 def project(x: jax.Array, w: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """x @ w for x [..., I] and w [I, O]: the product in `dtype`, accumulated and returned in float32."""
-    return jnp.matmul(x.astype(dtype), w.astype(dtype), preferred_element_type=F32)
+    precision = EXACT if dtype == F32 else None
+    return jnp.matmul(x.astype(dtype), w.astype(dtype), preferred_element_type=F32, precision=precision)
 
 
 def flatten(stream_BxTxNxD: jax.Array) -> jax.Array:
@@ -47,7 +49,7 @@ def combine(weights_N: jax.Array, stream_BxTxNxD: jax.Array) -> jax.Array:
 
 def mix(h_NxN: jax.Array, stream_BxTxNxD: jax.Array) -> jax.Array:
     """H R in float32: row i of H weighs the streams that make the new stream i. `h_NxN` is [N, N] or [B, T, N, N]."""
-    return jnp.einsum("...ij,...jd->...id", h_NxN, stream_BxTxNxD.astype(F32))
+    return jnp.einsum("...ij,...jd->...id", h_NxN, stream_BxTxNxD.astype(F32), precision=EXACT)
 
 
 def write(stream_BxTxNxD: jax.Array, s_Nx1: jax.Array, y_BxTxD: jax.Array, h_NxN: jax.Array | None = None) -> jax.Array:

@@ -42,17 +42,19 @@ class Record:
 def read(experiment: Experiment, source: str | Path) -> list[Record]:
     """The runs of `experiment`'s rows at `source`, a directory of run directories or a records.json, by row and seed.
 
-    Raises UsageError when there is no such source, and for a run directory whose config has another seed than its name.
+    Raises UsageError when there is no such source, and for a run directory whose config has another row or seed than
+    its name.
     """
     source = Path(source)
+    order = {row.name: i for i, row in enumerate(experiment.rows)}
+    in_config = {row.name: (row.name, Path(row.config).stem) for row in experiment.rows}
     if source.is_file():
         records = [Record(**run) for run in json.loads(source.read_text())["runs"]]
     elif source.is_dir():
-        found = (p for p in source.iterdir() if (p / "config.json").exists())
-        records = [_read_run(*name, p) for p in found if (name := _split(p.name))]
+        found = [(name, p) for p in source.iterdir() if (p / "config.json").exists() and (name := _split(p.name))]
+        records = [_read_run(*name, in_config[name[0]], p) for name, p in found if name[0] in order]
     else:
         raise UsageError("runs", str(source), "no such directory or records.json; make it with `launch.py sweep`")
-    order = {row.name: i for i, row in enumerate(experiment.rows)}
     return sorted((r for r in records if r.row in order), key=lambda r: (order[r.row], r.seed))
 
 
@@ -67,10 +69,12 @@ def _split(name: str) -> tuple[str, int] | None:
     return (row, int(seed)) if row and seed.isdigit() else None
 
 
-def _read_run(row: str, seed: int, path: Path) -> Record:
+def _read_run(row: str, seed: int, rows_in_config: tuple[str, ...], path: Path) -> Record:
     config = _json(path / "config.json")
     if config["seed"] != seed:
         raise UsageError("runs", str(path), f"its config has seed={config['seed']}: name the directory {row}-SEED")
+    if config["row"] not in rows_in_config:
+        raise UsageError("runs", str(path), f"its config is of row {config['row']!r}: take it out of this directory")
     metrics = _metrics(path / "metrics.jsonl")
     points = [m for m in metrics if m.get("loss") is not None and math.isfinite(m["loss"])]
     heldout = [[m["step"], _short(m["loss"])] for m in points if m.get("eval") == "heldout"]

@@ -31,9 +31,10 @@ class GatedSite(Site):
         read=scalar          G_i = σ((W_read vec R̂)_i / n), for all channels of stream i
         write=channel        s as G is, from projections of its own, times 2
         gates=static         logits b alone, no data: +1 on the home stream k mod n and −1 on the others, since equal b
-                             would keep the streams equal for ever
+                             would keep the streams equal for ever (an H_res of `mix` stays dynamic)
         static_term          logits b + the dynamic ones
-        gate=tanh            1 + λ tanh(logits), λ learned from 0.01, for read and write
+        gate=tanh            1 + λ tanh(logits), λ learned from 0.01, for read and write: it starts at the pre-norm's
+                             scale, so it compares with gate_range=2
         gate_range=2         a read gate 2σ, which starts at the pre-norm's scale
         mix=free             R' = H R + s y with H = I + λ tanh(W_res vec R̂ / n), λ learned from 0.01
         mix=sinkhorn         H = Sinkhorn-Knopp(exp(α W_res vec R̂ + b)), α from 0.01, b = 6 I − 3 (as mHC)
@@ -179,13 +180,17 @@ class GatedResidual(Residual, kind="gr"):
         top_k: int = 0  # streams read; 0: all
 
     def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
-        if switches.streams < 2:
+        if switches.streams < self.min_streams:
             raise errors.UsageError("residual.streams", switches.streams, "GR needs at least 2; n = 1 is GatedNorm")
         errors.positive("residual.rank", switches.rank)
         if not 0 <= switches.top_k <= switches.streams:
             raise errors.UsageError("residual.top_k", switches.top_k, f"must lie in 0 .. streams={switches.streams}")
         if switches.static_term and switches.gates == "static":
             raise errors.UsageError("residual.static_term", True, "gates=static has this term alone: leave it false")
+        if switches.gates == "static" and switches.gate_input != "all":
+            raise errors.UsageError(
+                "residual.gate_input", switches.gate_input, "gates=static have no input: leave it all"
+            )
         if switches.gate == "tanh" and switches.gate_range != 1:
             raise errors.UsageError("residual.gate_range", switches.gate_range, "applies to gate=sigmoid alone")
         self.switches = switches

@@ -72,6 +72,10 @@ class HyperConnectionSite(Site):
 class HyperConnections(Residual, kind="hc"):
     """Streams [B, T, N, D]: n copies of the embedding at the start, their sum and the final norm at the end."""
 
+    min_streams = 1
+    keeps_equal_streams = False  # the rows of A_rᵀ sum to what they learn
+    asleep_at_start = frozenset({"s_alpha", "s_beta", "dyn_gain"})  # the W that they multiply start at zero
+
     @dataclasses.dataclass(frozen=True)
     class Switches:
         streams: int = 4  # any n ≥ 1 (n = 1 is worse than pre-norm in the paper)

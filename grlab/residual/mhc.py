@@ -34,7 +34,8 @@ class ManifoldSite(Site):
         x = norm(Σ_i H_pre,i R_i);   R' = H_res R + H_postᵀ y
 
     Static: α = 0, only b is learned. φ and b have no published initial values. Chosen here: φ ~ N(0, 0.02), and the
-    identity-like b of public ports: b_pre ±3 (+ on the home stream k mod n), b_post 0, b_res 6 I − 3.
+    identity-like b of public ports: b_pre ±3 (+ on the home stream k mod n), b_post 0, b_res 6 I − 3. The DeepSeek-V4
+    form has other formulas and the same start (transformers' is α = 1, b = 0, which averages the streams at once).
     """
 
     def __init__(self, switches: "ManifoldHyperConnections.Switches", frame: Frame, k, key: jax.Array):
@@ -93,7 +94,7 @@ class ManifoldHyperConnections(Residual, kind="mhc"):
         iterations: int = 20  # of Sinkhorn-Knopp
 
     def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
-        if switches.streams < 2:
+        if switches.streams < self.min_streams:
             raise errors.UsageError("residual.streams", switches.streams, "mHC mixes streams: needs at least 2")
         errors.positive("residual.iterations", switches.iterations)
         self.switches = switches
@@ -102,7 +103,7 @@ class ManifoldHyperConnections(Residual, kind="mhc"):
         self.learned_head = switches.form == "deepseek_v4"
         if self.learned_head:
             self.head_phi = normal(key, "head_phi", (n * d, n), ("flat", "streams"), std=0.02)
-            self.head_alpha = constant(1.0)
+            self.head_alpha = constant(1.0)  # the head starts as transformers' does: half of each stream
             self.head_b = constant(jnp.zeros(n), ("streams",))
         self.final_norm = FinalNorm(frame, 1 if self.learned_head else n)
 

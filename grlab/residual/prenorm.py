@@ -20,7 +20,7 @@ class PreNormSite(Site):
         return ops.rms_norm(stream_BxTxD, self.norm_gain[...], self.eps).astype(self.dtype), None
 
     def write(self, stream_BxTxD, y_BxTxD, gates):
-        return stream_BxTxD + y_BxTxD.astype(stream_BxTxD.dtype)
+        return (stream_BxTxD.astype(ops.F32) + y_BxTxD.astype(ops.F32)).astype(stream_BxTxD.dtype)
 
 
 class PreNorm(Residual, kind="prenorm"):

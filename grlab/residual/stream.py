@@ -55,6 +55,12 @@ class Residual(nnx.Module):
     """A residual system, one a model; `Switches` are the fields of `config.residual` beside `kind`."""
 
     kinds: typing.ClassVar[dict[str, type["Residual"]]] = {}
+    # What the tests over all rows need to know of a system.
+    min_streams: typing.ClassVar[int] = 2  # the fewest that make sense, where there is a switch `streams`
+    keeps_equal_streams: typing.ClassVar[bool] = True  # equal streams and y = 0 come out as they were, by design
+    asleep_at_start: typing.ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # without a gradient until the first update, by design
 
     @dataclasses.dataclass(frozen=True)
     class Switches:

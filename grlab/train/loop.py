@@ -8,6 +8,7 @@ What a run does when its directory already exists:
 The same command run again after any interruption gives the same parameters, bit for bit, as one that was not stopped.
 """
 
+import os
 import signal
 import statistics
 import time
@@ -46,11 +47,17 @@ class StopSignal:
 
     def __init__(self):
         self._signum = None
-        self._handlers = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
+        signals = [s for s in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(s) is not signal.SIG_IGN]
+        self._handlers = {s: signal.signal(s, self._note) for s in signals}
 
     def _note(self, signum, frame):
         del frame
+        if self._signum is not None:  # a second one ends it now
+            self.restore()
+            signal.raise_signal(signum)
         self._signum = signum
+        name = signal.Signals(signum).name
+        os.write(2, f"{name}: saving at the next step; once more ends it at once\n".encode())
 
     @property
     def requested(self) -> bool:
@@ -131,6 +138,10 @@ class Run:
         self.tokens_a_step = config.batch_size * config.seq_len
         self.label = f"{config.row}-{config.seed}"
 
+        self.flops_per_token = flops.per_token(config, self.corpus.vocab_size)
+        stop.check()
+
+        directory.claim()
         self.checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep)
         self.step = self.checkpoints.latest() or 0
         self.state: State = (
@@ -175,7 +186,7 @@ class Run:
             self.waiting = (self.step, metrics)
             saving = self.step == config.steps or self.step % config.checkpoint.every == 0
             if saving or self.evaluation_due():
-                self.settle()  # so that a state that is not finite is neither scored nor saved
+                self.settle()  # so that nothing is scored or saved after an update that was not finite
                 if self.evaluation_due():
                     self.evaluate()
                 if saving:
@@ -225,6 +236,8 @@ class Run:
         """Scores the held-out tokens."""
         loss = self.clock.time("eval", self.evaluation.loss, self.state.params)
         self.write(self.step, eval="heldout", loss=loss.nats_per_token, bpb=loss.bits_per_byte)
+        if not np.isfinite(loss.nats_per_token):
+            raise Diverged(self.step, "none, but the held-out loss is not finite")
         self.say(f"step {self.step}, held-out loss {loss.nats_per_token:.4f} nats per token")
 
     def save(self) -> None:
@@ -247,7 +260,7 @@ class Run:
             "benchmarks": {name: score.accuracy for name, score in scores.items()},
             "benchmark_items": {name: score.items for name, score in scores.items()},
             "benchmark_chance": {name: score.chance for name, score in scores.items()},
-            "flops_per_token": flops.per_token(self.config, self.corpus.vocab_size),
+            "flops_per_token": self.flops_per_token,
             "tokens_per_s": statistics.median(speeds) if speeds else None,
         }
 
@@ -295,9 +308,10 @@ def train(config: ConfigDict, workdir: str | Path) -> dict:
     try:
         run = Run(config, directory, stop)
         result = _to_its_end(run)
+        directory.finish(result)
     finally:
+        directory.release()
         stop.restore()
-    directory.finish(result)
     run.wandb.finish(result)
     if result["status"] == "diverged":
         raise RunFailed(f"{workdir}: {result['reason']}; the last checkpoint before it is kept")
@@ -315,6 +329,6 @@ def _to_its_end(run: Run) -> dict:
             run.save()
         raise Stopped(e.signum, run.step) from None
     except Diverged as e:
-        return run.result("diverged") | {"step": e.step, "reason": str(e)}
+        return run.result("diverged") | {"step": e.step, "tokens": e.step * run.tokens_a_step, "reason": str(e)}
     finally:
         run.close()

@@ -30,7 +30,7 @@ class MetricsFile:
         temporary = path.with_name(".metrics.jsonl.tmp")
         temporary.write_text("".join(json.dumps(r) + "\n" for r in self.records))
         temporary.replace(path)
-        self._file = path.open("a")
+        self._file = path.open("a", buffering=1)  # a line at a time, for whoever follows the file
 
     def write(self, record: dict) -> None:
         """Adds a record; a number that JSON does not have becomes null."""
@@ -54,13 +54,17 @@ class Wandb:
 
     def __init__(self, config, run_id: str, workdir: Path):
         mode = config.wandb.mode
-        if mode == "auto":
-            mode = "online" if _has_wandb_key() else "offline"
         self._run = None
+        auto = mode == "auto"
+        if auto:
+            mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline")
         if mode == "disabled":
             return
         os.environ.setdefault("WANDB_SILENT", "true")
         self._guarded(lambda: self._start(config, mode, run_id, workdir))
+        if self._run is None and auto and mode == "online":
+            print("wandb: a key and no connection: the run is mirrored offline", file=sys.stderr)
+            self._guarded(lambda: self._start(config, "offline", run_id, workdir))
 
     def _start(self, config, mode: str, run_id: str, workdir: Path) -> None:
         import wandb  # imported late: it takes a second that a disabled run need not spend
@@ -96,14 +100,17 @@ class Wandb:
             call()
         except Exception as e:  # whatever happens in wandb must not end a training run
             self._run = None
-            print(f"wandb is off for the rest of this run: {type(e).__name__}: {e}", file=sys.stderr)
+            print(f"wandb failed and is off: {type(e).__name__}: {e}", file=sys.stderr)
 
 
 def _has_wandb_key() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    return netrc.is_file() and "api.wandb.ai" in netrc.read_text()
+    try:
+        return "api.wandb.ai" in netrc.read_text()
+    except OSError:
+        return False
 
 
 class Progress:

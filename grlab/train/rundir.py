@@ -1,5 +1,6 @@
 """A run directory: config.json, provenance.json, metrics.jsonl, final_result.json, checkpoints/, wandb/."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -20,24 +21,45 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tens
 
 
 class RunDir:
-    """The files of one run; opening it claims it for a config, or finds that it belongs to another."""
+    """The files of one run. Opening it finds whether it belongs to another; `claim` takes it."""
 
     def __init__(self, path: str | Path, config: ConfigDict):
         """Raises UsageError when `path` holds another run, or things that are no run."""
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
-        fields = config.to_dict()
+        self._fields = config.to_dict()
+        self._lock = None
         if self.path.exists() and not self.path.is_dir():
             raise UsageError("--workdir", str(path), "is a file: give a directory")
         existing = self._read("config.json")
-        if existing is None and self.path.is_dir() and any(self.path.iterdir()):
+        if existing is None and self.path.is_dir() and any(p.name != ".lock" for p in self.path.iterdir()):
             raise UsageError("--workdir", str(path), "holds files but no config.json: give an empty or a new directory")
-        for name, (was, now) in differences(existing or fields, fields, UNCOMPARED).items():
+        for name, (was, now) in differences(existing or self._fields, self._fields, UNCOMPARED).items():
             remedy = f"belongs to a run with {name}={was!r}, this one has {now!r}: give another directory"
             raise UsageError("--workdir", str(path), remedy)
+
+    def claim(self) -> None:
+        """Makes the directory this run's, until the process ends; only once the config is known to be right.
+
+        Raises UsageError when another process is training in it.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        self._write("config.json", fields)
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                "--workdir", str(self.path), "another process is training in it: wait, or stop it"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        self._write("config.json", self._fields)
+
+    def release(self) -> None:
+        """Lets another process have the directory."""
+        if self._lock is not None:
+            self._lock.close()
 
     def result(self) -> dict | None:
         """final_result.json, or None while the run is unfinished."""
@@ -86,10 +108,16 @@ class RunDir:
 
 def _provenance(fingerprint: str) -> dict:
     def git(*args):
-        done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+        except OSError:
+            return ""  # no git here
         return done.stdout if done.returncode == 0 else ""
 
     diff = git("diff", "HEAD", "--", "*.py")
+    for new in git("ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines():
+        diff += new + (ROOT / new).read_text()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "git_commit": git("rev-parse", "HEAD").strip(),
         "git_diff": hashlib.sha256(diff.encode()).hexdigest()[:12] if diff else "",  # "" when the code is as committed
@@ -97,7 +125,7 @@ def _provenance(fingerprint: str) -> dict:
         "device_kind": jax.devices()[0].device_kind,
         "device_count": jax.device_count(),
         "processes": jax.process_count(),
-        "host_cores": os.cpu_count(),
+        "host_cores": cores,  # those this process may use: fewer than the machine has in a sweep with --jobs
         "data_fingerprint": fingerprint,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "command": " ".join(sys.argv),

@@ -170,6 +170,7 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
 
 def test_wandb_offline_asks_nothing_and_failing_stops_nothing(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     loop.train(tiny("prenorm", "steps=2", "optim.warmup=1", "wandb.mode=auto"), tmp_path / "a")
     assert list((tmp_path / "a" / "wandb").glob("offline-run-*"))
@@ -182,7 +183,7 @@ def test_wandb_offline_asks_nothing_and_failing_stops_nothing(tiny, tmp_path, mo
     monkeypatch.setattr(wandb, "init", broken)
     result = loop.train(tiny("prenorm", "steps=2", "optim.warmup=1", "wandb.mode=auto"), tmp_path / "b")
     assert result["status"] == "done"
-    assert "wandb is off for the rest of this run: OSError: no space left" in capsys.readouterr().err
+    assert "wandb failed and is off: OSError: no space left" in capsys.readouterr().err
 
 
 def test_the_groups_are_printed_at_the_start(tiny, tmp_path, capsys):

@@ -14,11 +14,13 @@ import jax
 import numpy as np
 import pytest
 
+from grlab import config as configs
 from grlab import parallel
 from grlab.config import ROOT
 from grlab.errors import UsageError
 from grlab.train import loop
 from grlab.train.checkpoint import Checkpoints
+from grlab.train.rundir import RunDir
 from grlab.train.step import make_trainer
 from tests import rows
 
@@ -136,6 +138,31 @@ def test_a_workdir_of_another_config_is_refused(tiny, tmp_path):
     (tmp_path / "other" / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds files but no config.json"):
         loop.train(tiny("prenorm", "steps=4"), tmp_path / "other")
+
+
+def test_a_mistake_does_not_take_the_directory(tiny, tmp_path):
+    """A config that cannot be, found after the directory was looked at, leaves it free for the mended command."""
+    for mistake in ("model.kv_heads=3", "mesh.data=3", "data.path=/nowhere", "batch_size=0"):
+        with pytest.raises(UsageError):
+            loop.train(tiny("prenorm", "steps=2", "optim.warmup=1", mistake), tmp_path / "run")
+    assert loop.train(tiny("prenorm", "steps=2", "optim.warmup=1"), tmp_path / "run")["status"] == "done"
+
+
+def test_two_processes_do_not_share_a_directory(tiny, tmp_path):
+    config = tiny("prenorm", "steps=2", "optim.warmup=1")
+    first = RunDir(tmp_path / "run", config)
+    first.claim()
+    with pytest.raises(UsageError, match="another process is training in it"):
+        loop.train(config, tmp_path / "run")
+    first.release()
+    assert loop.train(config, tmp_path / "run")["status"] == "done"
+
+
+def test_the_saved_config_gives_the_run_again(tiny, records, tmp_path):
+    config = tiny("gr", "steps=2", "optim.warmup=1")
+    loop.train(config, tmp_path / "run")
+    loop.train(configs.load(str(tmp_path / "run" / "config.json")), tmp_path / "again")
+    assert records(tmp_path / "run") == records(tmp_path / "again")
 
 
 def test_an_unreadable_checkpoint_is_one_line_and_the_one_before_serves(tiny, records, tmp_path):
