@@ -2,7 +2,8 @@
 
     python launch.py sweep --experiment=experiments/demo.py --scale=demo --seeds=1 --runs=runs/demo
 
-One seed says nothing about which row is better: it gives a difference and no interval.
+One seed says nothing about which row is better: it gives a difference and no interval. Learning rates are not tuned at
+this scale.
 """
 
 from grlab.experiment import Experiment, Row

@@ -34,8 +34,8 @@ def launch(jobs: Sequence[Job], cwd: Path, width: int = 1, grace: float = GRACE)
 
     Up to `width` jobs run at once. With more than one, each gets its own cores and GPUs: a small model trains faster on
     one core than two of them do sharing two. The jobs write to this process's stdout and stderr. A job that fails does
-    not stop the others. SIGINT, SIGTERM or SIGHUP sends the running jobs SIGTERM, waits at most `grace` seconds for them to save
-    their state, kills them after that or at the second signal, and raises RunFailed.
+    not stop the others. SIGINT, SIGTERM or SIGHUP sends the running jobs SIGTERM, waits at most `grace` seconds for
+    them to save their state, kills them after that or at the second signal, and raises RunFailed.
     """
     shares, gpus = _shares(width), _gpu_shares(width)
     stop = _Stop()
