@@ -43,15 +43,15 @@ def tokens(batch: int = 2, length: int = 24, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (batch, length), dtype=np.int32)
 
 
-def randomise(module, std: float, seed: int = 0, names: tuple[str, ...] = ()) -> None:
-    """Adds N(0, std²) to the parameters of a module (those of `names`, if given): away from every symmetric start."""
+def randomise(module, std: float, seed: int = 0, names: tuple[str, ...] = (), fresh: bool = False) -> None:
+    """Adds N(0, std²) to a module's parameters (those of `names`, if given), or sets them to it where `fresh`."""
     state = nnx.state(module)
     flat = nnx.to_flat_state(state)
     for i, (path, variable) in enumerate(flat):
         if names and path[-1] not in names:
             continue
         noise = std * jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), variable.shape)
-        variable.set_value(variable.get_value() + noise)
+        variable.set_value(noise if fresh else variable.get_value() + noise)
     nnx.update(module, state)
 
 

@@ -74,7 +74,9 @@ class HyperConnections(Residual, kind="hc"):
 
     min_streams = 1
     keeps_equal_streams = False  # the rows of A_rᵀ sum to what they learn
-    asleep_at_start = frozenset({"s_alpha", "s_beta", "dyn_gain"})  # the W that they multiply start at zero
+    # The W start at zero, so what multiplies them waits for an update; a read of streams that are still copies only
+    # scales them, which the norm after it undoes.
+    asleep_at_start = frozenset({"s_alpha", "s_beta", "dyn_gain", "a_m", "w_m"})
 
     @dataclasses.dataclass(frozen=True)
     class Switches:

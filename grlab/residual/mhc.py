@@ -86,6 +86,12 @@ class ManifoldHyperConnections(Residual, kind="mhc"):
     by a learned head, σ(α (x̂ φ) + b) + eps. The final norm follows.
     """
 
+    # The streams start as copies and are first written alike (b_post 0). Until an update has made them differ, a mixing
+    # keeps them as they are, and a read only scales them, which the norm after it undoes: neither has a gradient.
+    asleep_at_start = frozenset(
+        {"b_res", "phi_res", "alpha_res", "b_pre", "phi_pre", "alpha_pre", "head_b", "head_phi", "head_alpha"}
+    )
+
     @dataclasses.dataclass(frozen=True)
     class Switches:
         streams: int = 4

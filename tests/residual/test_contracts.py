@@ -17,6 +17,7 @@ from grlab import residual
 from grlab.errors import UsageError
 from grlab.model import token_nats
 from grlab.ops import streams as ops
+from grlab.residual.mhc import V4_EPS
 from tests import rows
 
 MIXING = ("b_res", "phi_res", "w_res", "a_r", "w_r")  # the names of the parameters that make an H_res
@@ -40,7 +41,8 @@ def test_equal_streams_stay_equal(row):
     rows.randomise(site, 5.0, names=("b_res", "b_pre", "b_post"))
     _, gates = site.read(stream)
     out = site.write(stream, jnp.zeros_like(x_BxTxD), gates)
-    np.testing.assert_allclose(out, stream, atol=1e-6 * float(jnp.abs(stream).max()))
+    eps = V4_EPS if config.residual.get("form") == "deepseek_v4" else 0.0  # it divides by the sum + 1e-6
+    np.testing.assert_allclose(out, stream, atol=(1e-6 + eps) * float(jnp.abs(stream).max()))
 
 
 @pytest.mark.parametrize("form", ["paper", "deepseek_v4"])
@@ -52,7 +54,7 @@ def test_equal_streams_stay_equal_with_dynamic_logits(form):
     site.phi_res[...] = 5 / 8 * jax.random.normal(jax.random.key(2), site.phi_res.shape)  # std of x̂ φ: √64 · 5/8
     stream = system.expand(jax.random.normal(jax.random.key(3), (2, 8, 16)))
     out = site.write(stream, jnp.zeros((2, 8, 16)), site.read(stream)[1])
-    eps = 1e-6 if form == "deepseek_v4" else 0.0  # V4 divides by the sum + 1e-6: its rows sum to 1 − 1e-6
+    eps = V4_EPS if form == "deepseek_v4" else 0.0  # it divides by the sum + 1e-6: its rows sum to 1 − 1e-6
     np.testing.assert_allclose(out, stream, atol=(1e-6 + eps) * float(jnp.abs(stream).max()))
 
 
@@ -64,7 +66,7 @@ def test_the_mixing_is_applied(row):
     mixing = [name for name in MIXING if hasattr(site, name)]
     if not mixing:
         pytest.skip("no H_res")
-    rows.randomise(site, 5.0, names=MIXING)
+    rows.randomise(site, 2.0, names=MIXING, fresh=True)
     stream = jax.random.normal(jax.random.key(3), (2, 8, 4, 16))
     y_BxTxD = jnp.zeros((2, 8, 16))
     _, gates = site.read(stream)
@@ -80,7 +82,8 @@ def test_the_mixing_is_applied(row):
 
 @pytest.mark.parametrize("row", rows.ROWS)
 def test_every_parameter_learns(row):
-    """At step 0 every parameter has a gradient; those that the paper starts asleep have one after the first update."""
+    """At step 0 every parameter has a gradient in every layer, but those whose start is asleep by the paper's design;
+    after the first update they have one, too (in some layer: the first site's streams are copies for ever)."""
     config = rows.tiny(row)
     graphdef, params = nnx.split(rows.decoder(config))
     tokens_BxT = rows.tokens(4, 32)
@@ -89,19 +92,21 @@ def test_every_parameter_learns(row):
     def grad(params):
         return jax.grad(lambda p: jnp.mean(token_nats(nnx.merge(graphdef, p)(tokens_BxT), tokens_BxT)))(params)
 
-    def silent(grads):
-        """The names of parameters that have, in some layer, no gradient at all."""
+    def silent(grads, layers):
+        """The names of parameters whose gradient is no more than rounding in `layers` (all or any) of the layers."""
+        flat = [(path, np.asarray(g.get_value())) for path, g in nnx.to_flat_state(grads)]
+        noise = 1e-7 * max(np.abs(g).max() for _, g in flat)
         names = set()
-        for path, g in nnx.to_flat_state(grads):
-            g_LxX = np.asarray(g.get_value()).reshape(config.model.layers if path[0] == "layers" else 1, -1)
-            if not np.all(np.abs(g_LxX).max(axis=1) > 0):
+        for path, g in flat:
+            g_LxX = g.reshape(config.model.layers if path[0] == "layers" else 1, -1)
+            if layers(np.abs(g_LxX).max(axis=1) <= noise):
                 names.add(path[-1])
         return names
 
     first = grad(params)
-    assert silent(first) <= residual.Residual.kinds[config.residual.kind].asleep_at_start
-    awake = jax.tree.map(lambda p, g: p - 0.1 * g, params, first)
-    assert not silent(grad(awake))
+    assert silent(first, np.any) <= residual.Residual.kinds[config.residual.kind].asleep_at_start
+    awake = jax.tree.map(lambda p, g: p - 0.003 * jnp.sign(g), params, first)  # Adam's first update
+    assert not silent(grad(awake), np.all)
 
 
 @pytest.mark.parametrize("row", rows.ROWS)
