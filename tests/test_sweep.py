@@ -280,6 +280,16 @@ def test_a_signal_lets_the_job_save_and_starts_no_other(tmp_path, sent, capsys):
     assert signal.getsignal(sent) is before
 
 
+def test_what_nohup_ignores_stays_ignored(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        hang_up = "import os, signal; os.kill(os.getppid(), signal.SIGHUP)"
+        assert local.launch([Job("a", hang_up), Job("b", "open('other', 'w')")], tmp_path) == [0, 0]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (tmp_path / "other").exists()
+
+
 def test_a_job_that_does_not_end_is_killed_with_its_children(tmp_path):
     deaf = (
         "import os, signal, subprocess, sys, time\n"

@@ -71,18 +71,10 @@ def sinkhorn(logits_NxN: jax.Array, iterations: int) -> jax.Array:
     h = jnp.moveaxis(logits_NxN.astype(F32), (-2, -1), (0, 1))  # the tokens along the vector lanes
     h = h - jax.nn.logsumexp(h, axis=0, keepdims=True)
     h = jnp.exp(h - jax.nn.logsumexp(h, axis=1, keepdims=True))
-    return jnp.moveaxis(balance(h, iterations - 1), (0, 1), (-2, -1))
-
-
-def balance(h_NxNxX: jax.Array, iterations: int, eps: float = 0.0) -> jax.Array:
-    """`iterations` × (columns, rows) of h divided by their sum + eps; N x N leads, any axes follow.
-
-    Only the scales of the rows and columns are iterated: a product and a sum each, instead of a new matrix. A column
-    that has underflowed stays zero instead of becoming 0/0.
-    """
-    rows = jnp.ones_like(h_NxNxX[:, 0])
-    columns = jnp.ones_like(h_NxNxX[0])
-    for _ in range(iterations):
-        columns = columns / jnp.maximum(columns * jnp.sum(h_NxNxX * rows[:, None], axis=0) + eps, 1e-30)
-        rows = rows / (rows * jnp.sum(h_NxNxX * columns, axis=1) + eps)
-    return rows[:, None] * (h_NxNxX * columns)
+    # The other iterations only find the scales of rows and columns: a product and a sum each, instead of a new matrix.
+    # A column that has underflowed stays zero instead of becoming 0/0.
+    rows, columns = jnp.ones_like(h[:, 0]), jnp.ones_like(h[0])
+    for _ in range(iterations - 1):
+        columns = columns / jnp.maximum(columns * jnp.sum(h * rows[:, None], axis=0), 1e-30)
+        rows = rows / (rows * jnp.sum(h * columns, axis=1))
+    return jnp.moveaxis(rows[:, None] * (h * columns), (0, 1), (-2, -1))

@@ -23,7 +23,10 @@ def sinkhorn_v4(logits_NxN: jax.Array, iterations: int) -> jax.Array:
     comb = jax.nn.softmax(logits_NxN.astype(ops.F32), axis=-1) + V4_EPS
     h = jnp.moveaxis(comb, (-2, -1), (1, 0))  # [i, j] of H_res is [j, i] of comb; the tokens along the vector lanes
     h = h / (jnp.sum(h, axis=1, keepdims=True) + V4_EPS)
-    return jnp.moveaxis(ops.balance(h, iterations - 1, V4_EPS), (0, 1), (-2, -1))
+    for _ in range(iterations - 1):
+        h = h / (jnp.sum(h, axis=0, keepdims=True) + V4_EPS)
+        h = h / (jnp.sum(h, axis=1, keepdims=True) + V4_EPS)
+    return jnp.moveaxis(h, (0, 1), (-2, -1))
 
 
 class ManifoldSite(Site):

@@ -48,7 +48,7 @@ GR = [
     {"read": "scalar", "write": "channel", "gate": "tanh", "mix": "free", "norm": "joint", "gate_input": "pooled",
      "static_term": True, "top_k": 2},
 ]  # fmt: skip
-HC = [{}, {"tanh": False}, {"dynamic": False}, {"streams": 2}, {"streams": 1}]
+HC = [{}, {"tanh": False}, {"dynamic": False}, {"streams": 2}]
 # At few iterations the columns are still far from their sum, so that the order of the normalisations shows (and the
 # unrolled loop compiles sooner; 20 are in the first row and in the goldens).
 MHC = [{}, {"form": "deepseek_v4", "iterations": 3}]
