@@ -24,7 +24,7 @@ from grlab import parallel
 from grlab.data import batches as data
 from grlab.data import corpus as corpora
 from grlab.errors import RunFailed
-from grlab.evals import cloze
+from grlab.evals import cloze, python_cloze
 from grlab.evals.loss import heldout_loss
 from grlab.train import flops
 from grlab.train.checkpoint import Checkpoints
@@ -115,7 +115,7 @@ class Evaluation:
         if not config.cloze_items:
             return {}
         context = config.cloze_context
-        built = cloze.build(self._corpus.heldout, items=config.cloze_items, context=context, seed=0)
+        built = python_cloze.build(self._corpus.heldout, items=config.cloze_items, context=context, seed=0)
         return cloze.score_all(self._nats_fn(params), built, seq_len=context, batch_size=config.batch_size)
 
 
