@@ -25,11 +25,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 def train(args, rest: list[str]) -> int:
     """Trains one run, or resumes it."""
     config = configs.load(args.config, _overrides(rest))
-    from grlab.train import loop  # JAX starts here, after the command is known to be right
+    from grlab.train import loop, signals  # JAX starts here, after the command is known to be right
 
     try:
         loop.train(config, args.workdir)
-    except loop.Stopped as e:
+    except signals.Stopped as e:
         print(e, file=sys.stderr)
         return 128 + e.signum
     return 0

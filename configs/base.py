@@ -32,7 +32,8 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     m.embed_std = 0.02  # standard deviation of the initial token embedding
     m.compute_dtype = "float32"  # float32 | bfloat16: matrix products and sublayers; parameters are float32
     m.scan = True  # run the layers by one scan; false: a Python loop, the same function
-    m.remat = "none"  # none | full | dots: what the backward pass recomputes
+    # none | full | dots: what the backward pass recomputes. On a CPU a layer is sooner computed again than fetched.
+    m.remat = "full"
 
     c.residual = ml_collections.ConfigDict({"kind": "prenorm", "stream_dtype": "float32"})
 
@@ -46,7 +47,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     o.b2 = 0.95
     o.eps = 1e-8
     o.clip = 1.0  # bound on the global norm of the gradient
-    o.accumulate = 1  # the batch is worked through in this many parts
+    o.accumulate = 8  # the batch is worked through in this many parts; small ones stay in a CPU core's cache
 
     d = c.data = ml_collections.ConfigDict()
     d.name = "stdlib"  # stdlib | folder | any TFDS name (tiny_shakespeare, wiki40b/en, ...)

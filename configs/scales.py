@@ -10,31 +10,20 @@ SCALES = {
         "steps": 8,
         "batch_size": 4,
         "seq_len": 32,
-        "model": {"layers": 2, "width": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "ffn": 32},
+        "model": {"layers": 2, "width": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "ffn": 32, "remat": "none"},
+        "optim": {"accumulate": 1},
         "eval": {"every": 4, "tokens": 1024, "batch_size": 8, "cloze_items": 8, "cloze_context": 48},
         "checkpoint": {"every": 4},
     },
-    # About a minute a row on two cores: a first look at the whole path.
+    # A minute or two a row on one core: a first look at the whole path.
     "demo": {
         "steps": 300,
-        "batch_size": 16,
-        "seq_len": 128,
-        "model": {"layers": 4, "width": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 192, "remat": "full"},
-        "optim": {"accumulate": 8},
-        "eval": {"every": 100, "tokens": 65_536, "batch_size": 8, "cloze_items": 100, "cloze_context": 128},
+        "model": {"layers": 4},
+        "eval": {"every": 100, "tokens": 65_536, "cloze_items": 100},
         "checkpoint": {"every": 100},
     },
-    # 4 to 9 minutes a row on one core, 2 M bytes at half a million parameters: the scale of the committed tables.
-    # Small parts of a batch stay in a core's cache, and recomputing a layer is cheaper than fetching what it kept.
-    "cpu": {
-        "steps": 1000,
-        "batch_size": 16,
-        "seq_len": 128,
-        "model": {"layers": 8, "width": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 192, "remat": "full"},
-        "optim": {"accumulate": 8},
-        "eval": {"every": 500, "tokens": 262_144, "batch_size": 8, "cloze_items": 300, "cloze_context": 128},
-        "checkpoint": {"every": 250},
-    },
+    # Minutes a row on one core, 2 M bytes at half a million parameters: the scale of the committed tables, and base's.
+    "cpu": {},
 }
 
 

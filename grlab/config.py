@@ -15,6 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # What does not change what a run comes to: two configs that differ in these fields alone are of the same run, and a run
 # may go on with others, such as the mesh of another number of devices.
 UNCOMPARED = ("wandb", "log", "checkpoint", "mesh", "rules")
+_POSITIVE = (
+    *("steps", "batch_size", "seq_len", "optim.lr", "optim.clip", "optim.accumulate", "optim.eps", "log.every"),
+    *("eval.every", "eval.tokens", "eval.batch_size", "eval.cloze_context", "checkpoint.every", "checkpoint.keep"),
+)
 _WORDS = {"true": True, "false": False}
 
 
@@ -29,10 +33,11 @@ def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     path, _, scale = spec.partition(":")
     if path.endswith(".json") and Path(path).is_file():
         return _override(ConfigDict(json.loads(Path(path).read_text())), overrides)
+    get_config = import_file("--config", path, "configs", "get_config")
     try:
-        config = _module(path).get_config(*([scale] if scale else []))
+        config = get_config(*([scale] if scale else []))
     except ValueError as e:  # an unknown scale: configs raise plain errors, since they import nothing
-        raise errors.UsageError("--config", spec, str(e)) if not isinstance(e, errors.UsageError) else e from None
+        raise errors.UsageError("--config", spec, str(e)) from None
     return _override(config, overrides)
 
 
@@ -47,21 +52,25 @@ def _override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     return config
 
 
-def _module(path: str):
+def import_file(field: str, path: str | Path, folder: str, name: str):
+    """What the Python file at `path`, one as in the repository's `folder`, defines as `name`.
+
+    A relative path is looked for here, then in the repository. Raises a UsageError of `field` when there is no such
+    file or no such name in it.
+    """
     file = Path(path)
     if not file.is_file():
         file = ROOT / path  # a command may be given from anywhere
     if not file.is_file() or file.suffix != ".py":
-        here = sorted(f"configs/{p.name}" for p in (ROOT / "configs").glob("*.py"))
-        raise errors.unknown("--config", path, here)
+        raise errors.unknown(field, str(path), sorted(f"{folder}/{p.name}" for p in (ROOT / folder).glob("*.py")))
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))  # a config file imports the one it starts from: `from configs import base`
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    spec = importlib.util.spec_from_file_location(f"{folder}_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise errors.UsageError("--config", path, "defines no get_config(scale)")
-    return module
+    if not hasattr(module, name):
+        raise errors.UsageError(field, str(path), f"must define {name}")
+    return getattr(module, name)
 
 
 def _set(config: ConfigDict, name: str, text: str) -> None:
@@ -89,16 +98,12 @@ def check(config: ConfigDict) -> None:
     for name, value in flatten(config.to_dict()).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise errors.UsageError(f"config.{name}", value, "must be finite (optim.clip=1e9 clips nothing)")
-    for name in ("steps", "batch_size", "seq_len", "optim.lr", "optim.clip", "optim.accumulate", "optim.eps"):
-        errors.positive(f"config.{name}", _get(config, name))
-    for name in ("eval.every", "eval.tokens", "eval.batch_size", "eval.cloze_context", "log.every"):
-        errors.positive(f"config.{name}", _get(config, name))
-    for name in ("checkpoint.every", "checkpoint.keep"):
+    for name in _POSITIVE:
         errors.positive(f"config.{name}", _get(config, name))
     for name in ("seed", "optim.warmup", "optim.weight_decay", "eval.cloze_items"):
         if _get(config, name) < 0:
             raise errors.UsageError(f"config.{name}", _get(config, name), "must not be negative")
-    for name in ("optim.b1", "optim.b2", "optim.final_lr", "data.heldout"):
+    for name in ("optim.b1", "optim.b2", "optim.final_lr"):
         if not 0 <= _get(config, name) < 1:
             raise errors.UsageError(f"config.{name}", _get(config, name), "must lie in [0, 1)")
     errors.one_of("config.optim.name", config.optim.name, ["adamw"])

@@ -19,9 +19,18 @@ class RunFailed(RuntimeError):
 def unknown(field: str, value: object, known: Iterable[str]) -> UsageError:
     """The error for a name that is not among `known`: it offers the nearest one and lists them all."""
     known = list(known)
+    return UsageError(field, value, f"{nearest(value, known)}known: {', '.join(known)}")
+
+
+def nearest(value: object, known: Iterable[str]) -> str:
+    """ "did you mean 'gr'? ", or nothing where no known name is near."""
     near = difflib.get_close_matches(str(value), known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return UsageError(field, value, f"{hint}known: {', '.join(known)}")
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def first_line(e: Exception) -> str:
+    """The kind and the first line of somebody else's error."""
+    return f"{type(e).__name__}: {(str(e).strip() or '-').splitlines()[0][:200]}"
 
 
 def one_of(field: str, value: object, known: Iterable[str]) -> None:

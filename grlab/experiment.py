@@ -1,12 +1,11 @@
 """An experiment: the rows that are compared, the row they are compared with, and the published figures beside them."""
 
 import dataclasses
-import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from grlab.config import ROOT
+from grlab.config import import_file
 from grlab.errors import UsageError, unknown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+@-]*")
@@ -61,18 +60,7 @@ class Experiment:
 
 def load(path: str | Path) -> Experiment:
     """The `EXPERIMENT` that the Python file at `path` defines. Raises UsageError when there is no such thing."""
-    file = Path(path)
-    if not file.is_file() and not file.is_absolute():
-        file = ROOT / path
-    if not file.is_file():
-        known = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "experiments").glob("*.py"))
-        raise unknown("experiment", str(path), known)
-    spec = importlib.util.spec_from_file_location(f"experiment_{file.stem}", file)
-    if spec is None:
-        raise UsageError("experiment", str(path), "must be a Python file, such as experiments/table5.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    experiment = getattr(module, "EXPERIMENT", None)
+    experiment = import_file("experiment", path, "experiments", "EXPERIMENT")
     if not isinstance(experiment, Experiment):
         raise UsageError("experiment", str(path), "must define EXPERIMENT, a grlab.experiment.Experiment")
     return experiment

@@ -10,6 +10,7 @@ import pytest
 
 import launch
 from grlab.config import ROOT
+from tests import rows
 
 TRAIN = ["train", "--config=configs/gr.py:tiny"]
 
@@ -85,8 +86,6 @@ def test_the_door_from_a_shell(tmp_path):
 def test_a_sweep_from_nothing_to_its_table(tmp_path, capfd):
     """Two rows trained by real processes, the table printed; run again, nothing is left to do."""
     folder = tmp_path / "text"
-    from tests import rows
-
     rows.data_path(tmp_path)
     argv = ["sweep", "--experiment=experiments/demo.py", "--scale=tiny", "--seeds=1", f"--runs={tmp_path / 'runs'}"]
     argv += ["--jobs=1", "--config.data.name=folder", f"--config.data.path={folder}", "--config.data.glob=*.py"]

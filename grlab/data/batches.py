@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import grain
 import numpy as np
 
-from grlab.data.corpus import SEPARATOR
+from grlab.data import SEPARATOR
 from grlab.errors import UsageError, positive
 
 

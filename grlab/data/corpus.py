@@ -1,10 +1,6 @@
-"""A corpus: the training bytes as one flat array, and the held-out documents.
-
-Tokens are bytes. Token 0 (NUL, which no document holds) follows every document.
-"""
+"""A corpus: the training bytes as one flat array, and the held-out documents."""
 
 import dataclasses
-import difflib
 import hashlib
 import logging
 import os
@@ -15,11 +11,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow_datasets as tfds
 
-from grlab.data import text_files
-from grlab.errors import UsageError, positive, unknown
+from grlab.data import SEPARATOR, VOCAB_SIZE, text_files
+from grlab.errors import UsageError, first_line, nearest, positive, unknown
 
-VOCAB_SIZE = 256
-SEPARATOR = 0
 FILE_CORPORA = ("stdlib", "folder")
 
 # A TFDS split of fewer documents than this (tiny_shakespeare has one) cannot be divided by document: its documents are
@@ -133,16 +127,12 @@ def _tfds_builder(name: str, root: Path) -> tfds.core.DatasetBuilder:
     # that of the text datasets does import.
     import tensorflow_datasets.text  # noqa: F401
 
-    def first_line(e: Exception) -> str:
-        return f"{type(e).__name__}: {(str(e).strip() or '-').splitlines()[0]}"
-
     with text_files.quiet():
         try:
             builder = tfds.builder(name, data_dir=root)
         except tfds.core.registered.DatasetNotFoundError:
             names = [*FILE_CORPORA, *tfds.list_builders(with_community_datasets=False)]  # those need the network
-            near = difflib.get_close_matches(name.split("/")[0], names, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = nearest(name.split("/")[0], names)
             remedy = f"{hint}known: {', '.join(FILE_CORPORA)}, what is prepared in {root}, the names of TFDS"
             raise UsageError("data.name", name, remedy) from None
         except Exception as e:  # whatever TFDS makes of the rest of the name

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grlab import errors
-
-SEPARATOR = 0  # the byte between documents; it stands for no byte of text
+from grlab.data import SEPARATOR
 
 # nats_fn(tokens_BxT int32, targets_BxT int32) -> [B, T]: the negative log-likelihood of each target, in nats.
 NatsFn = Callable[[np.ndarray, np.ndarray], np.ndarray]

@@ -5,7 +5,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from grlab.errors import RunFailed, UsageError
+from grlab.errors import RunFailed, UsageError, first_line
 
 
 class Checkpoints:
@@ -35,7 +35,7 @@ class Checkpoints:
         try:
             restored = self._manager.restore(step, args=args)
         except Exception as e:  # Orbax raises whatever its storage layer does
-            remedy = f"cannot be read ({_first_line(e)}): delete that folder to resume from the one before it"
+            remedy = f"cannot be read ({first_line(e)}): delete that folder to resume from the one before it"
             raise UsageError("checkpoint", str(self._directory / str(step)), remedy) from e
         return restored.state, restored.data
 
@@ -53,8 +53,4 @@ class Checkpoints:
         try:
             call()
         except Exception as e:
-            raise RunFailed(f"checkpoint at or before step {step} could not be saved: {_first_line(e)}") from e
-
-
-def _first_line(e: Exception) -> str:
-    return (str(e).strip() or type(e).__name__).splitlines()[0][:200]
+            raise RunFailed(f"checkpoint at or before step {step} could not be saved: {first_line(e)}") from e

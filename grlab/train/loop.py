@@ -8,8 +8,6 @@ What a run does when its directory already exists:
 The same command run again after any interruption gives the same parameters, bit for bit, as one that was not stopped.
 """
 
-import os
-import signal
 import statistics
 import time
 from collections.abc import Callable
@@ -17,62 +15,20 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from grlab import parallel
 from grlab.data import batches as data
 from grlab.data import corpus as corpora
 from grlab.errors import RunFailed
-from grlab.evals import cloze, python_cloze
-from grlab.evals.loss import heldout_loss
 from grlab.train import flops
 from grlab.train.checkpoint import Checkpoints
+from grlab.train.evaluation import Evaluation
 from grlab.train.metrics import MetricsFile, Progress, Wandb
 from grlab.train.optimizer import describe_groups
 from grlab.train.rundir import RunDir
+from grlab.train.signals import Stopped, StopSignal
 from grlab.train.step import State, first_bad, make_trainer, param_names
-
-
-class Stopped(Exception):
-    """SIGTERM or SIGINT asked the run to stop; the state is saved and the same command goes on from there."""
-
-    def __init__(self, signum: int, step: int | None = None):
-        self.signum, self.step = signum, step
-        super().__init__(f"stopped by {signal.Signals(signum).name} at step {step}: run the same command to go on")
-
-
-class StopSignal:
-    """Notes SIGTERM and SIGINT; the loop asks between steps and between the batches of an evaluation."""
-
-    def __init__(self):
-        self._signum = None
-        signals = [s for s in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(s) is not signal.SIG_IGN]
-        self._handlers = {s: signal.signal(s, self._note) for s in signals}
-
-    def _note(self, signum, frame):
-        del frame
-        if self._signum is not None:  # a second one ends it now
-            self.restore()
-            signal.raise_signal(signum)
-        self._signum = signum
-        name = signal.Signals(signum).name
-        os.write(2, f"{name}: saving at the next step; once more ends it at once\n".encode())
-
-    @property
-    def requested(self) -> bool:
-        """Whether a signal has come."""
-        return self._signum is not None
-
-    def check(self) -> None:
-        """Raises Stopped once a signal has come."""
-        if self.requested:
-            raise Stopped(self._signum)
-
-    def restore(self) -> None:
-        """Gives the signals back to whoever had them."""
-        for signum, handler in self._handlers.items():
-            signal.signal(signum, handler)
 
 
 class Clock:
@@ -88,35 +44,6 @@ class Clock:
             return call(*args)
         finally:
             self.seconds[kind] += time.perf_counter() - start
-
-
-class Evaluation:
-    """The held-out loss and the benchmarks of one corpus, for the parameters it is given."""
-
-    def __init__(self, config: ConfigDict, corpus: corpora.Corpus, mesh: Mesh, nats: Callable, stop: StopSignal):
-        self._config, self._corpus, self._mesh, self._nats, self._stop = config.eval, corpus, mesh, nats, stop
-        self._windows = data.heldout_windows(corpus.heldout, seq_len=config.seq_len, max_tokens=config.eval.tokens)
-
-    def _nats_fn(self, params):
-        def nats_fn(tokens_BxT, targets_BxT):
-            self._stop.check()
-            batch = parallel.put_batch({"tokens": tokens_BxT, "targets": targets_BxT}, self._mesh)
-            return np.asarray(self._nats(params, batch["tokens"], batch["targets"]))
-
-        return nats_fn
-
-    def loss(self, params):
-        """The held-out loss: nats per token, bits per byte, tokens."""
-        return heldout_loss(self._nats_fn(params), *self._windows, batch_size=self._config.batch_size)
-
-    def benchmarks(self, params) -> dict[str, cloze.Accuracy]:
-        """The accuracy on each cloze benchmark; the items are the same for every row and seed."""
-        config = self._config
-        if not config.cloze_items:
-            return {}
-        context = config.cloze_context
-        built = python_cloze.build(self._corpus.heldout, items=config.cloze_items, context=context, seed=0)
-        return cloze.score_all(self._nats_fn(params), built, seq_len=context, batch_size=config.batch_size)
 
 
 class Run:
@@ -143,10 +70,12 @@ class Run:
 
         directory.claim()
         self.checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep)
-        self.step = self.checkpoints.latest() or 0
-        self.state: State = (
-            self.checkpoints.restore(self.step, self.trainer.abstract)[0] if self.step else self.trainer.init()
-        )
+        self.state: State
+        if (latest := self.checkpoints.latest()) is None:
+            self.state, self.step = self.trainer.init(), 0
+        else:
+            self.state, position = self.checkpoints.restore(latest, self.trainer.abstract)
+            self.step = position["step"]  # where the data goes on, too: a batch is a function of (seed, step)
         self.provenance = directory.open_provenance(fingerprint=self.corpus.fingerprint, step=self.step)
         self.metrics = MetricsFile(directory.metrics, self.step)
         self.wandb = Wandb(config, self.provenance["run_id"], directory.path)
@@ -243,8 +172,7 @@ class Run:
     def save(self) -> None:
         """Starts a checkpoint of the current step, once every record up to it is on the disk."""
         self.metrics.flush()
-        position = {"step": self.step}  # a batch is a function of (seed, step)
-        self.clock.time("save", self.checkpoints.save, self.step, self.state, position)
+        self.clock.time("save", self.checkpoints.save, self.step, self.state, {"step": self.step})
 
     def finish(self) -> dict:
         """The benchmarks and the result of a run whose updates are all done."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from grlab.errors import first_line
+
 QUIET_SECONDS = 10  # without a terminal, at most one progress line in this time
 
 
@@ -100,7 +102,7 @@ class Wandb:
             call()
         except Exception as e:  # whatever happens in wandb must not end a training run
             self._run = None
-            print(f"wandb failed and is off: {type(e).__name__}: {e}", file=sys.stderr)
+            print(f"wandb failed and is off: {first_line(e)}", file=sys.stderr)
 
 
 def _has_wandb_key() -> bool:

@@ -27,7 +27,6 @@ class State(NamedTuple):
 class Trainer(NamedTuple):
     """What a run needs of the model: its shapes, and functions compiled for the mesh."""
 
-    graphdef: nnx.GraphDef
     abstract: State  # shapes, dtypes and shardings
     init: Callable[[], State]
     step: jax.stages.Wrapped  # (State, batch) -> (State, metrics); the State is donated
@@ -103,7 +102,6 @@ def make_trainer(config, vocab: int, mesh: Mesh) -> Trainer:
         shardings,
     )
     return Trainer(
-        graphdef=graphdef,
         abstract=abstract,
         init=lambda: jit_init(key),
         step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)),

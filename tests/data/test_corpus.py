@@ -9,7 +9,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from configs.base import get_config
-from grlab.data import corpus, text_files
+from grlab.data import SEPARATOR, corpus, text_files
 from grlab.errors import UsageError
 
 REPO = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def fields(root, **changes) -> ml_collections.ConfigDict:
 
 
 def documents(loaded: corpus.Corpus) -> tuple[list[bytes], list[bytes]]:
-    assert loaded.train[-1] == corpus.SEPARATOR
+    assert loaded.train[-1] == SEPARATOR
     return bytes(loaded.train).split(b"\0")[:-1], [bytes(text) for text in loaded.heldout]
 
 

@@ -14,7 +14,7 @@ import pytest
 from grlab import parallel
 from grlab.errors import RunFailed, UsageError
 from grlab.params import variables
-from grlab.train import flops, loop, metrics
+from grlab.train import flops, loop, metrics, optimizer
 from grlab.train.step import make_trainer
 from tests import rows
 
@@ -69,8 +69,6 @@ def test_accumulation_is_the_whole_batch():
 def test_weight_decay_moves_only_its_group(row):
     """With a learning rate and no gradient, AdamW shrinks the decay group and leaves every other parameter."""
     config = rows.tiny(row, "optim.warmup=0")
-    from grlab.train import optimizer
-
     trainer, _ = trainer_of(config)
     state = trainer.init()
     tx = optimizer.make(config.optim, config.steps, state.params)

@@ -18,7 +18,7 @@ from grlab import config as configs
 from grlab import parallel
 from grlab.config import ROOT
 from grlab.errors import UsageError
-from grlab.train import loop
+from grlab.train import loop, signals
 from grlab.train.checkpoint import Checkpoints
 from grlab.train.rundir import RunDir
 from grlab.train.step import make_trainer
@@ -110,7 +110,7 @@ def test_stopped_anywhere_and_run_again_is_the_whole_run(where, tiny, records, t
             patch.setattr(loop.Evaluation, "benchmarks", and_stop(benchmarks, lambda *_: True))
         else:
             patch.setattr(loop.Run, "evaluate", and_stop(loop.Run.evaluate, lambda self: self.step == steps[where]))
-        with pytest.raises(loop.Stopped, match=f"at step {steps[where]}"):
+        with pytest.raises(signals.Stopped, match=f"at step {steps[where]}"):
             loop.train(config, tmp_path / "parts")
     assert (tmp_path / "parts" / "checkpoints" / str(steps[where])).exists()
     loop.train(config, tmp_path / "parts")
