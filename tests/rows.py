@@ -1,5 +1,7 @@
 """Every row there is: a config file in configs/ that builds one. A new row is tested by being there."""
 
+import functools
+import json
 from pathlib import Path
 
 import jax
@@ -27,9 +29,19 @@ def tiny(row: str, *overrides: str) -> ConfigDict:
     return config
 
 
-def decoder(config: ConfigDict, vocab: int = 256) -> Decoder:
-    """The row's model with its initial values."""
-    return Decoder(config.model, config.residual, vocab, fold(jax.random.key(config.seed), "params"))
+def build(config: ConfigDict) -> Decoder:
+    """The row's model, made as a run makes it."""
+    return Decoder(config.model, config.residual, 256, fold(jax.random.key(config.seed), "params"))
+
+
+@functools.cache
+def _split(config_json: str):
+    return nnx.split(build(ConfigDict(json.loads(config_json))))
+
+
+def decoder(config: ConfigDict) -> Decoder:
+    """The row's model with its initial values: a model of one's own, though its values are drawn once."""
+    return nnx.merge(*_split(json.dumps(config.to_dict(), sort_keys=True)))
 
 
 def system(row: str, *overrides: str):

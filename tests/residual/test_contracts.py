@@ -178,7 +178,7 @@ def test_one_stream_is_refused_where_the_system_needs_more(row):
 @pytest.mark.parametrize("row", rows.ROWS)
 def test_weight_decay_falls_on_matrices_alone(row):
     """No gate bias, static map, norm gain or scale decays; every drawn matrix, and HC's dynamic W, does."""
-    for path, variable in nnx.to_flat_state(nnx.state(rows.decoder(rows.tiny(row)))):
+    for path, variable in nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: rows.build(rows.tiny(row))))):
         name = path[-1]
         still = name in ("b", "a_m", "a_r") or name.endswith("gain")
         still |= name.startswith(("b_", "s_", "lam", "alpha", "head_b", "head_alpha"))
