@@ -16,7 +16,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     c.row = "prenorm"  # the config file's name: names the run in wandb and in the tables
     c.scale = scale
     c.seed = 0  # of the initial values and the order of the data; what is evaluated is the same for every seed
-    c.steps = 1000  # optimizer updates
+    c.steps = 2000  # optimizer updates
     c.batch_size = 16  # sequences an update, over all devices and accumulation steps
     c.seq_len = 128  # tokens a sequence
 
@@ -66,7 +66,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     e.cloze_items = 300  # items a cloze benchmark; 0: no benchmarks
     e.cloze_context = 128  # tokens of context a cloze item may have
 
-    c.checkpoint = ml_collections.ConfigDict({"every": 250, "keep": 2})  # steps; how many to keep
+    c.checkpoint = ml_collections.ConfigDict({"every": 500, "keep": 2})  # steps; how many to keep
     c.log = ml_collections.ConfigDict({"every": 1})  # steps between records in metrics.jsonl
 
     w = c.wandb = ml_collections.ConfigDict()
