@@ -1,6 +1,4 @@
 """The command line as a user meets it: one clear line and status 2 for every mistake.
-
-Each line was seen to fail with its check taken out.
 """
 
 import subprocess

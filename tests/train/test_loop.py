@@ -1,8 +1,8 @@
 """What a run writes, how it ends, and the value of a training step.
 
-Seen to fail: a loss without the cosine schedule, decay on gains, and the sign of the update break
-`test_golden_step`; a sum instead of a mean over parts breaks `test_accumulation_is_the_whole_batch`; a check only at
-the end breaks `test_divergence_stops_the_run`.
+Seen to fail: a constant learning rate breaks `test_golden_step`; decay on every parameter breaks
+`test_weight_decay_moves_only_its_group`; a sum instead of a mean over parts breaks
+`test_accumulation_is_the_whole_batch`; a divergence that is noted and not raised breaks `test_divergence_stops_the_run`.
 """
 
 import json

@@ -1,7 +1,6 @@
 """A run that was killed or stopped and run again is the run that was not: the same bits.
 
-Seen to fail: a resume at the step before the checkpoint's, the optimizer's state not restored, batches drawn from the
-start again, records kept beyond the checkpoint.
+Seen to fail: the optimizer's state not restored, batches drawn from the start again.
 """
 
 import json
