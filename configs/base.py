@@ -10,6 +10,15 @@ from ml_collections import config_dict
 from configs import scales
 
 
+def residual(kind: str, **switches) -> ml_collections.ConfigDict:
+    """`config.residual` of a row: its kind, that kind's switches, and the switches that every kind has."""
+    common = {
+        "gated_norm": 0,  # rank of a learned gate on every norm (GatedNorm); 0: plain norms
+        "stream_dtype": "float32",  # float32 | bfloat16
+    }
+    return ml_collections.ConfigDict({"kind": kind, **switches, **common})
+
+
 def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     """The base config at `scale`, with the pre-norm residual; rows replace `config.residual`."""
     c = ml_collections.ConfigDict()
@@ -35,10 +44,10 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     # none | full | dots: what the backward pass recomputes. On a CPU a layer is sooner computed again than fetched.
     m.remat = "full"
 
-    c.residual = ml_collections.ConfigDict({"kind": "prenorm", "stream_dtype": "float32"})
+    c.residual = residual("prenorm")
 
     o = c.optim = ml_collections.ConfigDict()
-    o.name = "adamw"
+    o.name = "adamw"  # adamw | muon: the matrices of attention and FFN by Muon, all else by AdamW
     o.lr = 3e-3  # the peak
     o.warmup = c.get_ref("steps") // 20  # steps of linear warm-up from 0
     o.final_lr = 0.1  # the cosine ends at this fraction of the peak

@@ -14,20 +14,19 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.optim.lr = LR.get(scale, config.optim.lr)
     config.row = "gr"
-    config.residual = {
-        "kind": "gr",
-        "streams": 4,
-        "rank": config.model.get_ref("width") // 8,  # of the low-rank gates
-        "read": "channel",  # channel | scalar
-        "write": "scalar",  # scalar | channel
-        "gates": "dynamic",  # dynamic | static
-        "gate": "sigmoid",  # sigmoid | tanh
-        "gate_range": 1,  # 1: a read gate in (0, 1), as published; 2: in (0, 2), so that it starts near 1
-        "mix": "none",  # none | free | sinkhorn: H_res
-        "norm": "per_stream",  # per_stream | shared_gain | joint
-        "gate_input": "all",  # all | last | pooled: the streams that the gates are predicted from
-        "static_term": False,  # a learned constant beside the dynamic logits
-        "top_k": 0,  # streams read for each token; 0: all
-        "stream_dtype": "float32",  # float32 | bfloat16
-    }
+    config.residual = base.residual(
+        "gr",
+        streams=4,
+        rank=config.model.get_ref("width") // 8,  # of the low-rank gates
+        read="channel",  # channel | scalar
+        write="scalar",  # scalar | channel
+        gates="dynamic",  # dynamic | static
+        gate="sigmoid",  # sigmoid | tanh
+        gate_range=1,  # 1: a read gate in (0, 1), as published; 2: in (0, 2), so that it starts near 1
+        mix="none",  # none | free | sinkhorn | permutations: H_res
+        norm="per_stream",  # per_stream | shared_gain | joint
+        gate_input="all",  # all | last | pooled: the streams that the gates are predicted from
+        static_term=False,  # a learned constant beside the dynamic logits
+        top_k=0,  # streams read for each token; 0: all
+    )
     return config

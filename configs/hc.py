@@ -12,12 +12,14 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.optim.lr = prenorm.LR.get(scale, config.optim.lr)
     config.row = "hc"
-    config.residual = {
-        "kind": "hc",
-        "streams": 4,  # any n ≥ 1
-        "dynamic": True,  # false: the maps are learned constants
-        "tanh": True,  # around the dynamic part
-        "output_init": "plain",  # plain | times_sqrt_n | over_sqrt_n: initial output projections
-        "stream_dtype": "float32",  # float32 | bfloat16
-    }
+    config.residual = base.residual(
+        "hc",
+        streams=4,  # any n ≥ 1
+        dynamic=True,  # false: the maps are learned constants
+        tanh=True,  # around the dynamic part
+        read="learned",  # learned | frozen: A_m
+        mix="learned",  # learned | frozen: A_r
+        write="learned",  # learned | frozen: B
+        output_init="plain",  # plain | times_sqrt_n | over_sqrt_n: initial output projections
+    )
     return config

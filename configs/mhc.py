@@ -14,12 +14,11 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.optim.lr = LR.get(scale, config.optim.lr)
     config.row = "mhc"
-    config.residual = {
-        "kind": "mhc",
-        "streams": 4,
-        "dynamic": True,  # false: the maps are learned constants
-        "form": "paper",  # paper | deepseek_v4 (softmax start + eps, combᵀ, learned head)
-        "iterations": 20,  # of Sinkhorn-Knopp
-        "stream_dtype": "float32",  # float32 | bfloat16
-    }
+    config.residual = base.residual(
+        "mhc",
+        streams=4,
+        dynamic=True,  # false: the maps are learned constants
+        form="paper",  # paper | deepseek_v4 (softmax start + eps, combᵀ, learned head) | lite (permutations)
+        iterations=20,  # of Sinkhorn-Knopp
+    )
     return config

@@ -14,8 +14,5 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.optim.lr = LR.get(scale, config.optim.lr)
     config.row = "prenorm"
-    config.residual = {
-        "kind": "prenorm",
-        "stream_dtype": "float32",  # float32 | bfloat16
-    }
+    config.residual = base.residual("prenorm")
     return config

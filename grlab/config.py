@@ -106,7 +106,7 @@ def check(config: ConfigDict) -> None:
     for name in ("optim.b1", "optim.b2", "optim.final_lr"):
         if not 0 <= _get(config, name) < 1:
             raise errors.UsageError(f"config.{name}", _get(config, name), "must lie in [0, 1)")
-    errors.one_of("config.optim.name", config.optim.name, ["adamw"])
+    errors.one_of("config.optim.name", config.optim.name, ["adamw", "muon"])
     errors.one_of("config.wandb.mode", config.wandb.mode, ["auto", "online", "offline", "disabled"])
     if config.optim.warmup >= config.steps:
         raise errors.UsageError("config.optim.warmup", config.optim.warmup, f"must be below steps={config.steps}")

@@ -21,8 +21,8 @@ class Layer(nnx.Module):
 
     def __init__(self, config, system: residual.Residual, index: jax.Array | int, key: jax.Array):
         dtype = jnp.dtype(config.compute_dtype)
-        self.attention = Attention(config, dtype, system.initial_scale, fold(key, "attention"))
-        self.ffn = SwiGLU(config, dtype, system.initial_scale, fold(key, "ffn"))
+        self.attention = Attention(config, dtype, system.initial_std, fold(key, "attention"))
+        self.ffn = SwiGLU(config, dtype, system.initial_std, fold(key, "ffn"))
         self.attention_site = system.site(2 * index, fold(key, "attention_site"))
         self.ffn_site = system.site(2 * index + 1, fold(key, "ffn_site"))
 

@@ -8,7 +8,6 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from grlab import errors
-from grlab.params import map_params
 
 BATCH_AXES = ("data", "fsdp")  # a batch is split over both; parameters over fsdp alone
 
@@ -50,17 +49,18 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def param_shardings(params: nnx.State, mesh: Mesh, rules) -> nnx.State:
-    """The sharding of each parameter: its logical axes mapped to mesh axes by `config.rules`.
+def shardings(tree, mesh: Mesh, rules):
+    """The sharding of each array of `tree`, the parameters or an optimizer's state.
 
-    An axis without a rule, or that its mesh axis does not divide, is kept whole; so is the axis of stacked layers,
-    which has no name.
+    The logical axes of a parameter, or of a moment of it, are mapped to mesh axes by `config.rules`. An axis without a
+    rule, or that its mesh axis does not divide, is kept whole; so is the axis of stacked layers, which has no name, and
+    every array that is not a parameter's.
     """
 
     for name, axis in rules.items():
         errors.one_of(f"config.rules.{name}", axis, ["", *mesh.shape])
 
-    def sharding(variable: nnx.Param) -> NamedSharding:
+    def of_param(variable: nnx.Param) -> NamedSharding:
         shape = variable.shape
         names = ("",) * (len(shape) - len(variable.axes)) + tuple(variable.axes)
         spec = []
@@ -70,7 +70,12 @@ def param_shardings(params: nnx.State, mesh: Mesh, rules) -> nnx.State:
             spec.append(axis if fits else None)
         return NamedSharding(mesh, PartitionSpec(*spec))
 
-    return map_params(sharding, params)
+    def of(leaf):  # a parameter that an optimizer leaves to another one is there without a value
+        if isinstance(leaf, nnx.Variable):
+            return jax.tree.map(lambda _: of_param(leaf), leaf)
+        return replicated(mesh)
+
+    return jax.tree.map(of, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

@@ -1,4 +1,4 @@
-"""How parameters are made: each from a key of its own path, each with its axes and its weight-decay group stated.
+"""How parameters are made: each from a key of its own path, each with its axes and its groups stated.
 
 A parameter's initial value depends on the seed and on the names on its path, not on how many others were made before
 it: two rows share the initial values of everything they share.
@@ -17,22 +17,46 @@ def fold(key: jax.Array, name: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
 
 
-def param(value: jax.Array, axes: tuple[str, ...], *, decay: bool) -> nnx.Param:
+class Fixed(nnx.Param):
+    """A value that belongs to a module and is not trained, such as which stream is a site's home: no gradient."""
+
+    def __getitem__(self, key):
+        return jax.lax.stop_gradient(super().__getitem__(key))
+
+
+def param(
+    value: jax.Array,
+    axes: tuple[str, ...],
+    *,
+    decay: bool,
+    muon: tuple[int, int] | None = None,
+    of: type[nnx.Param] = nnx.Param,
+) -> nnx.Param:
     """A float32 parameter.
 
     Args:
       value: its initial value.
       axes: a logical name for each of its axes, mapped to the mesh by `config.rules`.
       decay: whether weight decay applies.
+      muon: the input and the output axis, counted from the end, of a matrix that Muon orthogonalises; every other axis
+        counts matrices. None: AdamW, whatever the optimizer.
+      of: the class of the variable.
     """
     if len(axes) != value.ndim:
         raise AssertionError(f"axes {axes} do not name the {value.ndim} axes of the value")
-    return nnx.Param(jnp.asarray(value, jnp.float32), axes=axes, decay=decay)
+    return of(jnp.asarray(value, jnp.float32), axes=axes, decay=decay, muon=muon)
 
 
-def normal(key: jax.Array, name: str, shape: tuple[int, ...], axes: tuple[str, ...], std: float) -> nnx.Param:
+def normal(
+    key: jax.Array,
+    name: str,
+    shape: tuple[int, ...],
+    axes: tuple[str, ...],
+    std: float,
+    muon: tuple[int, int] | None = None,
+) -> nnx.Param:
     """A matrix drawn from N(0, std²), in the weight-decay group."""
-    return param(std * jax.random.normal(fold(key, name), shape), axes, decay=True)
+    return param(std * jax.random.normal(fold(key, name), shape), axes, decay=True, muon=muon)
 
 
 def constant(value, axes: tuple[str, ...] = ()) -> nnx.Param:
@@ -40,9 +64,19 @@ def constant(value, axes: tuple[str, ...] = ()) -> nnx.Param:
     return param(jnp.asarray(value, jnp.float32), axes, decay=False)
 
 
+def fixed(value, axes: tuple[str, ...] = ()) -> Fixed:
+    """A value that is not trained."""
+    return param(jnp.asarray(value, jnp.float32), axes, decay=False, of=Fixed)
+
+
 def variables(params: nnx.State) -> list[nnx.Param]:
     """The parameters in the order of `jax.tree.leaves`, each with its `axes` and `decay`."""
     return jax.tree.leaves(params, is_leaf=lambda v: isinstance(v, nnx.Variable))
+
+
+def count(params: nnx.State) -> int:
+    """How many numbers are trained."""
+    return sum(v.size for v in variables(params) if not isinstance(v, Fixed))
 
 
 def map_params(f: Callable[[nnx.Param], object], params: nnx.State) -> nnx.State:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from grlab import config as configs
 from grlab import residual
 from grlab.model import Decoder
-from grlab.params import fold
+from grlab.params import Fixed, fold
 
 ROWS = sorted(p.stem for p in (configs.ROOT / "configs").glob("*.py") if p.stem not in ("base", "scales"))
 TABLE5 = ("prenorm", "mhc_static", "mhc", "gr")
@@ -60,7 +60,7 @@ def randomise(module, std: float, seed: int = 0, names: tuple[str, ...] = (), fr
     state = nnx.state(module)
     flat = nnx.to_flat_state(state)
     for i, (path, variable) in enumerate(flat):
-        if names and path[-1] not in names:
+        if isinstance(variable, Fixed) or (names and path[-1] not in names):
             continue
         noise = std * jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), variable.shape)
         variable.set_value(noise if fresh else variable.get_value() + noise)

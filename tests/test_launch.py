@@ -1,5 +1,4 @@
-"""The command line as a user meets it: one clear line and status 2 for every mistake.
-"""
+"""The command line as a user meets it: one clear line and status 2 for every mistake."""
 
 import subprocess
 import sys

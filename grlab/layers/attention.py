@@ -24,30 +24,32 @@ def rope(x_BxTxHxC: jax.Array, theta: float) -> jax.Array:
 class Attention(nnx.Module):
     """softmax(q kᵀ / √C) v over the tokens up to each one, with q and k normalised per head."""
 
-    def __init__(self, config, dtype: jnp.dtype, scale, key: jax.Array):
-        """`scale(matrix)` multiplies the initial values; the output is also divided by √(2 · layers)."""
+    def __init__(self, config, dtype: jnp.dtype, initial_std, key: jax.Array):
+        """`initial_std` is `Residual.initial_std`; by default an output starts at 1/√(2 · layers) of its fan-in's."""
         d, h, k, c = config.width, config.heads, config.kv_heads, config.head_dim
-        self.heads, self.kv_heads, self.head_dim = h, k, c
         self.theta, self.eps, self.dtype = config.rope_theta, config.norm_eps, dtype
-        std = d**-0.5
-        self.query = normal(key, "query", (d, h * c), ("embed", "heads"), std * scale("query"))
-        self.key = normal(key, "key", (d, k * c), ("embed", "heads"), std * scale("key"))
-        self.value = normal(key, "value", (d, k * c), ("embed", "heads"), std * scale("value"))
-        out_std = (h * c) ** -0.5 * (2 * config.layers) ** -0.5
-        self.output = normal(key, "output", (h * c, d), ("heads", "embed"), out_std * scale("output"))
+
+        def matrix(name: str, heads: int) -> nnx.Param:  # [D, H, C]: a matrix D -> C a head
+            std = initial_std(name, d, heads * c, d**-0.5)
+            return normal(key, name, (d, heads, c), ("embed", "heads", "channel"), std, muon=(-3, -1))
+
+        self.query, self.key, self.value = matrix("query", h), matrix("key", k), matrix("value", k)
+        std = initial_std("output", h * c, d, (h * c) ** -0.5 * (2 * config.layers) ** -0.5)
+        self.output = normal(key, "output", (h, c, d), ("heads", "channel", "embed"), std, muon=(-2, -1))
         self.query_gain = constant(jnp.zeros(c), ("channel",))
         self.key_gain = constant(jnp.zeros(c), ("channel",))
 
     def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-        b, t, _ = x_BxTxD.shape
+        b, t, d = x_BxTxD.shape
 
-        def heads(w, n):
-            return (x_BxTxD @ w[...].astype(self.dtype)).reshape(b, t, n, self.head_dim)
+        def heads(w_DxHxC):
+            h, c = w_DxHxC.shape[1:]
+            return (x_BxTxD @ w_DxHxC[...].astype(self.dtype).reshape(d, h * c)).reshape(b, t, h, c)
 
-        q_BxTxHxC = ops.rms_norm(heads(self.query, self.heads), self.query_gain[...], self.eps)
-        k_BxTxKxC = ops.rms_norm(heads(self.key, self.kv_heads), self.key_gain[...], self.eps)
-        v_BxTxKxC = heads(self.value, self.kv_heads)
+        q_BxTxHxC = ops.rms_norm(heads(self.query), self.query_gain[...], self.eps)
+        k_BxTxKxC = ops.rms_norm(heads(self.key), self.key_gain[...], self.eps)
+        v_BxTxKxC = heads(self.value)
         q_BxTxHxC = rope(q_BxTxHxC, self.theta).astype(self.dtype)
         k_BxTxKxC = rope(k_BxTxKxC, self.theta).astype(self.dtype)
         out_BxTxHxC = jax.nn.dot_product_attention(q_BxTxHxC, k_BxTxKxC, v_BxTxKxC, is_causal=True)
-        return out_BxTxHxC.reshape(b, t, -1) @ self.output[...].astype(self.dtype)
+        return out_BxTxHxC.reshape(b, t, -1) @ self.output[...].astype(self.dtype).reshape(-1, d)

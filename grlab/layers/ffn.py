@@ -10,14 +10,15 @@ from grlab.params import normal
 class SwiGLU(nnx.Module):
     """Maps [B, T, D] to [B, T, D] by a hidden width of `config.ffn`."""
 
-    def __init__(self, config, dtype: jnp.dtype, scale, key: jax.Array):
-        """`scale(matrix)` multiplies the initial values; the output is also divided by √(2 · layers)."""
+    def __init__(self, config, dtype: jnp.dtype, initial_std, key: jax.Array):
+        """`initial_std` is `Residual.initial_std`; by default an output starts at 1/√(2 · layers) of its fan-in's."""
         d, f = config.width, config.ffn
         self.dtype = dtype
-        self.gate = normal(key, "gate", (d, f), ("embed", "mlp"), d**-0.5 * scale("gate"))
-        self.up = normal(key, "up", (d, f), ("embed", "mlp"), d**-0.5 * scale("up"))
-        down_std = f**-0.5 * (2 * config.layers) ** -0.5
-        self.down = normal(key, "down", (f, d), ("mlp", "embed"), down_std * scale("down"))
+        muon = (-2, -1)
+        self.gate = normal(key, "gate", (d, f), ("embed", "mlp"), initial_std("gate", d, f, d**-0.5), muon)
+        self.up = normal(key, "up", (d, f), ("embed", "mlp"), initial_std("up", d, f, d**-0.5), muon)
+        std = initial_std("down", f, d, f**-0.5 * (2 * config.layers) ** -0.5)
+        self.down = normal(key, "down", (f, d), ("mlp", "embed"), std, muon)
 
     def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
         gate_BxTxF = x_BxTxD @ self.gate[...].astype(self.dtype)

@@ -4,8 +4,11 @@ Everything here computes in float32 and rounds once, to the dtype of its result:
 the stream's or the sublayer's dtype.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 F32 = jnp.float32
 EXACT = jax.lax.Precision.HIGHEST  # an accelerator multiplies float32 in fewer bits unless it is told not to
@@ -78,3 +81,17 @@ def sinkhorn(logits_NxN: jax.Array, iterations: int) -> jax.Array:
         columns = columns / jnp.maximum(columns * jnp.sum(h * rows[:, None], axis=0), 1e-30)
         rows = rows / (rows * jnp.sum(h * columns, axis=1))
     return jnp.moveaxis(rows[:, None] * (h * columns), (0, 1), (-2, -1))
+
+
+def permutation_mixture(logits_P: jax.Array, n: int) -> jax.Array:
+    """Σ_p softmax(logits)_p P_p over the P = n! permutations of n streams (mHC-lite): doubly stochastic by construction.
+
+    The order is `itertools.permutations`'s, the identity first. `logits_P` is [.., P]; the result [.., N, N], float32.
+    """
+    weights_P = jax.nn.softmax(logits_P.astype(F32), axis=-1)
+    return jnp.einsum("...p,pij->...ij", weights_P, permutations(n), precision=EXACT)
+
+
+def permutations(n: int) -> np.ndarray:
+    """The n! permutation matrices [P, N, N], the identity first."""
+    return np.eye(n, dtype=np.float32)[np.array(list(itertools.permutations(range(n))))]

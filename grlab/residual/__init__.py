@@ -34,7 +34,8 @@ def build(
     """The residual system that `config.residual` describes.
 
     Args:
-      fields: `kind`, and the switches of that kind.
+      fields: `kind`, `stream_dtype`, `gated_norm` (the rank of a gate on every norm; 0: none), and the switches of
+        that kind.
       width: D, channels of the model.
       layers: the model's layers; a layer has two sites.
       key: of the system's own parameters (those of the sites are drawn from the key given to `site`).
@@ -49,7 +50,10 @@ def build(
     errors.one_of("residual.kind", kind, kinds())
     stream_dtype = fields.pop("stream_dtype", "float32")
     errors.one_of("residual.stream_dtype", stream_dtype, ["float32", "bfloat16"])
+    gated_norm = fields.pop("gated_norm", 0)
+    if gated_norm:
+        errors.positive("residual.gated_norm", gated_norm)
     cls = Residual.kinds[kind]
     switches = parse_switches(cls.Switches, fields)
-    frame = Frame(width, 2 * layers, norm_eps, jnp.dtype(compute_dtype), jnp.dtype(stream_dtype))
+    frame = Frame(width, 2 * layers, norm_eps, jnp.dtype(compute_dtype), jnp.dtype(stream_dtype), gated_norm)
     return cls(switches, frame, key)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from grlab import errors
 from grlab.ops import streams as ops
 from grlab.params import constant, fold, normal
-from grlab.residual.stream import Frame, Residual, Site, home
+from grlab.residual.stream import Frame, Residual, Site, check_permutations, home, near_identity
 
 STD = 0.02  # of every projection. They must not start at zero: the streams would stay equal for ever
 
@@ -38,6 +38,7 @@ class GatedSite(Site):
         gate_range=2         a read gate 2σ, which starts at the pre-norm's scale
         mix=free             R' = H R + s y with H = I + λ tanh(W_res vec R̂ / n), λ learned from 0.01
         mix=sinkhorn         H = Sinkhorn-Knopp(exp(α W_res vec R̂ + b)), α from 0.01, b = 6 I − 3 (as mHC)
+        mix=permutations     H = Σ_p softmax(α W_res vec R̂ + b)_p P_p, b = 0 for the identity, −8 for others (as mHC-lite)
         norm=joint           one RMS over all n·d values; shared_gain: one gain [d] for all streams
         gate_input=last      logits from R̂_n alone; pooled: from the mean of R̂ over the streams; no 1/n in either
         top_k                only the k streams with the highest mean read gate are read; the mean stays over n
@@ -61,13 +62,17 @@ class GatedSite(Site):
         self._make_gate(key, "read", switches.read)
         if writes:
             self._make_gate(key, "write", switches.write)
-            if switches.mix != "none":
-                self.w_res = normal(key, "w_res", (n * d, n * n), ("flat", "streams"), STD)
             if switches.mix == "free":
                 self.lam_res = constant(0.01)
-            elif switches.mix == "sinkhorn":
+            elif switches.mix != "none":
                 self.alpha_res = constant(0.01)
+            if switches.mix == "sinkhorn":
                 self.b_res = constant(6.0 * jnp.eye(n) - 3.0, ("streams", "streams"))
+            elif switches.mix == "permutations":
+                self.b_res = constant(near_identity(n), ("streams",))
+            if switches.mix != "none":
+                columns = self.b_res.size if hasattr(self, "b_res") else n * n
+                self.w_res = normal(key, "w_res", (n * d, columns), ("flat", "streams"), STD)
         if switches.gates == "static" or switches.static_term:
             start_N = home(k, n, 1.0, -1.0)
             for name, granularity in (("read", switches.read), ("write", switches.write))[: 1 + writes]:
@@ -136,6 +141,8 @@ class GatedSite(Site):
         if mix == "none":
             return None
         out = ops.project(ops.flatten(normed_BxTxNxD), self.w_res[...], self.dtype)
+        if mix == "permutations":
+            return ops.permutation_mixture(self.alpha_res[...] * out + self.b_res[...], n)
         out_BxTxNxN = out.reshape(*out.shape[:-1], n, n)
         if mix == "free":
             return jnp.eye(n) + self.lam_res[...] * jnp.tanh(out_BxTxNxN / n)
@@ -173,7 +180,7 @@ class GatedResidual(Residual, kind="gr"):
         gates: Literal["dynamic", "static"] = "dynamic"
         gate: Literal["sigmoid", "tanh"] = "sigmoid"
         gate_range: Literal[1, 2] = 1  # of a sigmoid read gate: (0, 1) as published, or (0, 2)
-        mix: Literal["none", "free", "sinkhorn"] = "none"
+        mix: Literal["none", "free", "sinkhorn", "permutations"] = "none"
         norm: Literal["per_stream", "shared_gain", "joint"] = "per_stream"
         gate_input: Literal["all", "last", "pooled"] = "all"
         static_term: bool = False
@@ -191,6 +198,10 @@ class GatedResidual(Residual, kind="gr"):
             raise errors.UsageError(
                 "residual.gate_input", switches.gate_input, "gates=static have no input: leave it all"
             )
+        if switches.mix == "permutations":
+            check_permutations(switches.streams)
+        if frame.gated_norm:
+            raise errors.UsageError("residual.gated_norm", frame.gated_norm, "GR's read is a gated norm: leave it 0")
         if switches.gate == "tanh" and switches.gate_range != 1:
             raise errors.UsageError("residual.gate_range", switches.gate_range, "applies to gate=sigmoid alone")
         self.switches = switches

@@ -5,11 +5,12 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grlab import errors
 from grlab.ops import streams as ops
-from grlab.params import constant, param
-from grlab.residual.stream import FinalNorm, Frame, Residual, Site, home
+from grlab.params import constant, fixed, fold, param
+from grlab.residual.stream import Frame, Norm, Residual, Site, home
 
 
 class HyperConnectionSite(Site):
@@ -22,47 +23,57 @@ class HyperConnectionSite(Site):
         A_r = s_α tanh(R̄ W_r)  + A_r,static
 
     It starts as the pre-norm network: W = 0, s = 0.01, B = 1, A_m = e_{k mod n}, A_r = I. So at step 0 s_α, s_β and
-    dyn_gain have no gradient yet: the W they multiply are zero until the first update.
+    dyn_gain have no gradient yet: the W they multiply are zero until the first update. A map that is not trained (`read`,
+    `mix` or `write` "frozen") keeps its start and has no dynamic part; with A_r = I it is Identity-HC.
     """
 
-    def __init__(self, switches: "HyperConnections.Switches", frame: Frame, k):
+    def __init__(self, switches: "HyperConnections.Switches", frame: Frame, k, key: jax.Array):
         n, d = switches.streams, frame.width
         self.switches = switches
         self.eps = frame.norm_eps
-        self.dtype = frame.compute_dtype
-        self.norm_gain = constant(jnp.zeros(d), ("embed",))
-        self.b = constant(jnp.ones(n), ("streams",))
-        self.a_m = constant(home(k, n, 1.0, 0.0), ("streams",))
-        self.a_r = constant(jnp.eye(n), ("streams", "streams"))
-        if switches.dynamic:
-            self.dyn_gain = constant(jnp.zeros(d), ("embed",))
+        self.norm = Norm(frame, key)
+
+        static = {"learned": constant, "frozen": fixed}
+        self.b = static[switches.write](jnp.ones(n), ("streams",))
+        self.a_m = static[switches.read](home(k, n, 1.0, 0.0), ("streams",))
+        self.a_r = static[switches.mix](jnp.eye(n), ("streams", "streams"))
+        # The dynamic part of each map that is trained.
+        if switches.dynamic and switches.write == "learned":
             self.w_beta = param(jnp.zeros(d), ("embed",), decay=True)
-            self.w_m = param(jnp.zeros(d), ("embed",), decay=True)
-            self.w_r = param(jnp.zeros((d, n)), ("embed", "streams"), decay=True)
-            self.s_alpha = constant(0.01)
             self.s_beta = constant(0.01)
+        if switches.dynamic and switches.read == "learned":
+            self.w_m = param(jnp.zeros(d), ("embed",), decay=True)
+        if switches.dynamic and switches.mix == "learned":
+            self.w_r = param(jnp.zeros((d, n)), ("embed", "streams"), decay=True)
+        self.projections = [name for name in ("w_beta", "w_m", "w_r") if hasattr(self, name)]
+        if self.projections:
+            self.dyn_gain = constant(jnp.zeros(d), ("embed",))
+        if hasattr(self, "w_m") or hasattr(self, "w_r"):
+            self.s_alpha = constant(0.01)
 
     def maps(self, stream_BxTxNxD):
         """(B [.., N], A_m [.., N], A_r [.., N, N]) in float32."""
         b_N, a_m_N, a_r_NxN = self.b[...], self.a_m[...], self.a_r[...]
-        if not self.switches.dynamic:
+        if not self.projections:
             return b_N, a_m_N, a_r_NxN
         normed_BxTxNxD = ops.rms_norm(stream_BxTxNxD, self.dyn_gain[...], self.eps)
-        w_Dx2pN = jnp.concatenate([self.w_beta[...][:, None], self.w_m[...][:, None], self.w_r[...]], axis=1)
-        out_BxTxNx2pN = ops.project(normed_BxTxNxD, w_Dx2pN, ops.F32)
+        ws = [getattr(self, name)[...].reshape(normed_BxTxNxD.shape[-1], -1) for name in self.projections]
+        out = ops.project(normed_BxTxNxD, jnp.concatenate(ws, axis=1), ops.F32)
         if self.switches.tanh:
-            out_BxTxNx2pN = jnp.tanh(out_BxTxNx2pN)
-        s_alpha, s_beta = self.s_alpha[...], self.s_beta[...]
-        return (
-            b_N + s_beta * out_BxTxNx2pN[..., 0],
-            a_m_N + s_alpha * out_BxTxNx2pN[..., 1],
-            a_r_NxN + s_alpha * out_BxTxNx2pN[..., 2:],
-        )
+            out = jnp.tanh(out)
+        parts = jnp.split(out, np.cumsum([w.shape[1] for w in ws])[:-1], axis=-1)
+        dynamic = dict(zip(self.projections, parts, strict=True))
+        if "w_beta" in dynamic:
+            b_N = b_N + self.s_beta[...] * dynamic["w_beta"][..., 0]
+        if "w_m" in dynamic:
+            a_m_N = a_m_N + self.s_alpha[...] * dynamic["w_m"][..., 0]
+        if "w_r" in dynamic:
+            a_r_NxN = a_r_NxN + self.s_alpha[...] * dynamic["w_r"]
+        return b_N, a_m_N, a_r_NxN
 
     def read(self, stream_BxTxNxD):
         b_N, a_m_N, a_r_NxN = self.maps(stream_BxTxNxD)
-        h0_BxTxD = ops.combine(a_m_N, stream_BxTxNxD)
-        return ops.rms_norm(h0_BxTxD, self.norm_gain[...], self.eps).astype(self.dtype), (b_N, a_r_NxN)
+        return self.norm(ops.combine(a_m_N, stream_BxTxNxD)), (b_N, a_r_NxN)
 
     def write(self, stream_BxTxNxD, y_BxTxD, gates):
         b_N, a_r_NxN = gates
@@ -83,19 +94,21 @@ class HyperConnections(Residual, kind="hc"):
         streams: int = 4  # any n ≥ 1 (n = 1 is worse than pre-norm in the paper)
         dynamic: bool = True
         tanh: bool = True  # around the dynamic part; without it is an official variant
+        # Frozen: the map stays as it starts (the paper's ablation). read: A_m; mix: A_r (frozen: Identity-HC); write: B.
+        read: Literal["learned", "frozen"] = "learned"
+        mix: Literal["learned", "frozen"] = "learned"
+        write: Literal["learned", "frozen"] = "learned"
         # The paper scales the initial output projections "by √n" and does not say which way.
         output_init: Literal["plain", "times_sqrt_n", "over_sqrt_n"] = "plain"
 
     def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
-        del key
         errors.positive("residual.streams", switches.streams)
         self.switches = switches
         self.frame = frame
-        self.final_norm = FinalNorm(frame, switches.streams)
+        self.final_norm = Norm(frame, fold(key, "final_norm"), streams=switches.streams)
 
     def site(self, k, key):
-        del key
-        return HyperConnectionSite(self.switches, self.frame, k)
+        return HyperConnectionSite(self.switches, self.frame, k, key)
 
     def expand(self, x_BxTxD):
         return ops.repeat(x_BxTxD.astype(self.frame.stream_dtype), self.switches.streams)
@@ -103,6 +116,6 @@ class HyperConnections(Residual, kind="hc"):
     def collapse(self, stream_BxTxNxD):
         return self.final_norm(jnp.sum(stream_BxTxNxD.astype(ops.F32), axis=-2))
 
-    def initial_scale(self, matrix):
+    def initial_std(self, matrix, fan_in, fan_out, std):
         power = {"plain": 0.0, "times_sqrt_n": 0.5, "over_sqrt_n": -0.5}[self.switches.output_init]
-        return self.switches.streams**power if matrix in ("output", "down") else 1.0
+        return std * self.switches.streams**power if matrix in ("output", "down") else std

@@ -1,4 +1,7 @@
-"""Manifold-constrained Hyper-Connections (mHC): doubly stochastic mixing by Sinkhorn-Knopp. arXiv 2512.24880 v2."""
+"""Manifold-constrained Hyper-Connections (mHC): doubly stochastic mixing. arXiv 2512.24880 v2.
+
+And two relatives that differ in the projection: DeepSeek-V4's form and mHC-lite (arXiv 2601.05732).
+"""
 
 import dataclasses
 from typing import Literal
@@ -8,8 +11,8 @@ import jax.numpy as jnp
 
 from grlab import errors
 from grlab.ops import streams as ops
-from grlab.params import constant, normal
-from grlab.residual.stream import FinalNorm, Frame, Residual, Site, home
+from grlab.params import constant, fold, normal
+from grlab.residual.stream import Frame, Norm, Residual, Site, check_permutations, home, near_identity
 
 V4_EPS = 1e-6  # DeepSeek-V4's hc_eps: on the gates, on the softmax and in every Sinkhorn denominator
 
@@ -39,43 +42,50 @@ class ManifoldSite(Site):
     Static: α = 0, only b is learned. φ and b have no published initial values. Chosen here: φ ~ N(0, 0.02), and the
     identity-like b of public ports: b_pre ±3 (+ on the home stream k mod n), b_post 0, b_res 6 I − 3. The DeepSeek-V4
     form has other formulas and the same start (transformers' is α = 1, b = 0, which averages the streams at once).
+
+    mHC-lite (form=lite): H_res = Σ_p softmax(H̃_res)_p P_p over the n! permutation matrices, exactly doubly stochastic.
+    Its b is 0 for the identity and −8 for the others (chosen here: at n = 4 as near the identity as the others start).
     """
 
     def __init__(self, switches: "ManifoldHyperConnections.Switches", frame: Frame, k, key: jax.Array):
         n, d = switches.streams, frame.width
         self.switches = switches
         self.eps = frame.norm_eps
-        self.dtype = frame.compute_dtype
-        self.norm_gain = constant(jnp.zeros(d), ("embed",))
+        self.norm = Norm(frame, key)
         self.b_pre = constant(home(k, n, 3.0, -3.0), ("streams",))
         self.b_post = constant(jnp.zeros(n), ("streams",))
-        self.b_res = constant(6.0 * jnp.eye(n) - 3.0, ("streams", "streams"))
+        if switches.form == "lite":
+            self.b_res = constant(near_identity(n), ("streams",))
+        else:
+            self.b_res = constant(6.0 * jnp.eye(n) - 3.0, ("streams", "streams"))
         if switches.dynamic:
-            for name, columns in (("pre", n), ("post", n), ("res", n * n)):
+            for name, columns in (("pre", n), ("post", n), ("res", self.b_res.size)):
                 phi = normal(key, f"phi_{name}", (n * d, columns), ("flat", "streams"), std=0.02)
                 setattr(self, f"phi_{name}", phi)
                 setattr(self, f"alpha_{name}", constant(0.01))
 
     def maps(self, stream_BxTxNxD):
         """(H_pre [.., N], H_post [.., N], H_res [.., N, N]) in float32."""
-        pre_N, post_N, res_NxN = self.b_pre[...], self.b_post[...], self.b_res[...]
+        pre_N, post_N, res = self.b_pre[...], self.b_post[...], self.b_res[...]
+        n = self.switches.streams
         if self.switches.dynamic:
-            n = self.switches.streams
             flat_BxTxND = ops.rms_normalise(ops.flatten(stream_BxTxNxD), self.eps)
             phi = jnp.concatenate([self.phi_pre[...], self.phi_post[...], self.phi_res[...]], axis=1)
             out = ops.project(flat_BxTxND, phi, ops.F32)
             pre_N = pre_N + self.alpha_pre[...] * out[..., :n]
             post_N = post_N + self.alpha_post[...] * out[..., n : 2 * n]
-            res_NxN = res_NxN + self.alpha_res[...] * out[..., 2 * n :].reshape(*out.shape[:-1], n, n)
+            res = res + self.alpha_res[...] * out[..., 2 * n :].reshape(*out.shape[:-1], *res.shape)
         iterations = self.switches.iterations
-        if self.switches.form == "paper":
-            return jax.nn.sigmoid(pre_N), 2 * jax.nn.sigmoid(post_N), ops.sinkhorn(res_NxN, iterations)
-        return jax.nn.sigmoid(pre_N) + V4_EPS, 2 * jax.nn.sigmoid(post_N), sinkhorn_v4(res_NxN, iterations)
+        h_pre_N, h_post_N = jax.nn.sigmoid(pre_N), 2 * jax.nn.sigmoid(post_N)
+        if self.switches.form == "lite":
+            return h_pre_N, h_post_N, ops.permutation_mixture(res, n)
+        if self.switches.form == "deepseek_v4":
+            return h_pre_N + V4_EPS, h_post_N, sinkhorn_v4(res, iterations)
+        return h_pre_N, h_post_N, ops.sinkhorn(res, iterations)
 
     def read(self, stream_BxTxNxD):
         pre_N, post_N, res_NxN = self.maps(stream_BxTxNxD)
-        x_BxTxD = ops.combine(pre_N, stream_BxTxNxD)
-        return ops.rms_norm(x_BxTxD, self.norm_gain[...], self.eps).astype(self.dtype), (post_N, res_NxN)
+        return self.norm(ops.combine(pre_N, stream_BxTxNxD)), (post_N, res_NxN)
 
     def write(self, stream_BxTxNxD, y_BxTxD, gates):
         post_N, res_NxN = gates
@@ -85,7 +95,7 @@ class ManifoldSite(Site):
 class ManifoldHyperConnections(Residual, kind="mhc"):
     """Streams [B, T, N, D]: n copies of the embedding at the start.
 
-    The paper does not say how the streams end. Here: its form sums them, as HC does; the DeepSeek-V4 form weighs them
+    The paper does not say how the streams end. Here: its form and mHC-lite sum them, as HC does; the DeepSeek-V4 form weighs them
     by a learned head, σ(α (x̂ φ) + b) + eps. The final norm follows.
     """
 
@@ -99,13 +109,15 @@ class ManifoldHyperConnections(Residual, kind="mhc"):
     class Switches:
         streams: int = 4
         dynamic: bool = True
-        form: Literal["paper", "deepseek_v4"] = "paper"
-        iterations: int = 20  # of Sinkhorn-Knopp
+        form: Literal["paper", "deepseek_v4", "lite"] = "paper"
+        iterations: int = 20  # of Sinkhorn-Knopp; form=lite has none
 
     def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
         if switches.streams < self.min_streams:
             raise errors.UsageError("residual.streams", switches.streams, "mHC mixes streams: needs at least 2")
         errors.positive("residual.iterations", switches.iterations)
+        if switches.form == "lite":
+            check_permutations(switches.streams)
         self.switches = switches
         self.frame = frame
         n, d = switches.streams, frame.width
@@ -114,7 +126,7 @@ class ManifoldHyperConnections(Residual, kind="mhc"):
             self.head_phi = normal(key, "head_phi", (n * d, n), ("flat", "streams"), std=0.02)
             self.head_alpha = constant(1.0)  # the head starts as transformers' does: half of each stream
             self.head_b = constant(jnp.zeros(n), ("streams",))
-        self.final_norm = FinalNorm(frame, 1 if self.learned_head else n)
+        self.final_norm = Norm(frame, fold(key, "final_norm"), streams=1 if self.learned_head else n)
 
     def site(self, k, key):
         return ManifoldSite(self.switches, self.frame, k, key)

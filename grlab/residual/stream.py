@@ -6,6 +6,7 @@ is found by being there. The model passes the stream through and never looks ins
 """
 
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from flax import nnx
 
 from grlab import errors
 from grlab.ops import streams as ops
-from grlab.params import constant
+from grlab.params import constant, fold, normal
 
 Stream = Any
 Gates = Any
@@ -31,6 +32,7 @@ class Frame:
     norm_eps: float
     compute_dtype: jnp.dtype  # of matrix products and of what a read returns
     stream_dtype: jnp.dtype
+    gated_norm: int = 0  # rank of the gate that every norm carries; 0: plain norms
 
 
 class Site(nnx.Module):
@@ -85,28 +87,66 @@ class Residual(nnx.Module):
         """The input [B, T, D] of the LM head: it includes the final norm, or replaces it."""
         raise NotImplementedError
 
-    def initial_scale(self, matrix: str) -> float:
-        """A factor on the initial values of a sublayer's `matrix`: query, key, value, output, gate, up or down."""
-        del matrix
-        return 1.0
+    def initial_std(self, matrix: str, fan_in: int, fan_out: int, std: float) -> float:
+        """The standard deviation that a sublayer's `matrix` starts with, in place of the model's own `std`.
+
+        `matrix` is query, key, value, output, gate, up or down; a projection to heads counts as one matrix.
+        """
+        del matrix, fan_in, fan_out
+        return std
 
 
-class FinalNorm(nnx.Module):
-    """The sum of n streams, then the model's final RMSNorm: how HC and mHC end (n = 1: the plain final norm)."""
+class Norm(nnx.Module):
+    """The norm before a sublayer or before the LM head: RMSNorm or LayerNorm with a zero-centred gain.
 
-    def __init__(self, frame: Frame, n: int):
-        self.gain = constant(jnp.zeros(frame.width), ("embed",))
-        # The sum of n equal streams is n times one of them: with eps · n² the norm of the sum is exactly that of one.
-        self.eps = frame.norm_eps * n**2
+    With `frame.gated_norm` = r it is GatedNorm (arXiv 2601.22966), u = norm(x) ⊙ σ(W_up SiLU(W_down norm(x))), rank r.
+    Its matrices start at N(0, 0.02) (chosen here, as GR's), so that a gate starts near one half.
+    """
+
+    def __init__(self, frame: Frame, key: jax.Array, streams: int = 1, layer_norm: bool = False):
+        """`streams`: of how many equal streams the input is the sum; the norm of it is exactly that of one of them."""
+        d, r = frame.width, frame.gated_norm
+        self.eps = frame.norm_eps * streams**2
         self.dtype = frame.compute_dtype
+        self.gain = constant(jnp.zeros(d), ("embed",))
+        if layer_norm:
+            self.bias = constant(jnp.zeros(d), ("embed",))
+        if r:
+            self.w_down = normal(fold(key, "norm"), "w_down", (d, r), ("embed", "rank"), std=0.02)
+            self.w_up = normal(fold(key, "norm"), "w_up", (r, d), ("rank", "embed"), std=0.02)
 
-    def __call__(self, summed_BxTxD: jax.Array) -> jax.Array:
-        return ops.rms_norm(summed_BxTxD, self.gain[...], self.eps).astype(self.dtype)
+    def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+        """The normed x in the compute dtype."""
+        return self.exact(x_BxTxD).astype(self.dtype)
+
+    def exact(self, x_BxTxD: jax.Array) -> jax.Array:
+        """The same in float32, for a stream that is itself normed."""
+        x_BxTxD = x_BxTxD.astype(ops.F32)
+        if hasattr(self, "bias"):
+            x_BxTxD = x_BxTxD - jnp.mean(x_BxTxD, axis=-1, keepdims=True)
+        u_BxTxD = ops.rms_norm(x_BxTxD, self.gain[...], self.eps)
+        if hasattr(self, "bias"):
+            u_BxTxD = u_BxTxD + self.bias[...]
+        if hasattr(self, "w_down"):
+            z_BxTxR = jax.nn.silu(ops.project(u_BxTxD, self.w_down[...], self.dtype))
+            u_BxTxD = u_BxTxD * jax.nn.sigmoid(ops.project(z_BxTxR, self.w_up[...], self.dtype))
+        return u_BxTxD
 
 
 def home(k: jax.Array | int, n: int, yes: float, no: float) -> jax.Array:
     """[n]: `yes` at the home stream k mod n of sublayer k, `no` at the others: what makes the streams different."""
     return jnp.where(jnp.arange(n) == k % n, yes, no)
+
+
+def check_permutations(n: int) -> None:
+    """Raises where n streams have too many permutations to weigh."""
+    if n > 6:
+        raise errors.UsageError("residual.streams", n, f"a mixture of all {math.factorial(n)} permutations: at most 6")
+
+
+def near_identity(n: int) -> jax.Array:
+    """Logits [n!] of `ops.permutation_mixture` near the identity: 0 for it, −8 for every other permutation."""
+    return -8.0 * (jnp.arange(math.factorial(n)) > 0)
 
 
 def parse_switches(cls: type, fields: Mapping[str, Any], prefix: str = "residual"):

@@ -21,6 +21,7 @@ from grlab import parallel
 from grlab.data import batches as data
 from grlab.data import corpus as corpora
 from grlab.errors import RunFailed
+from grlab.params import count
 from grlab.train import flops
 from grlab.train.checkpoint import Checkpoints
 from grlab.train.evaluation import Evaluation
@@ -82,7 +83,7 @@ class Run:
         self.progress = Progress(self.label, self.step, config.steps)
         self.waiting: tuple[int, dict] | None = None
         self.names = param_names(self.state.params)
-        self.n_params = sum(x.size for x in jax.tree.leaves(self.state.params))
+        self.n_params = count(self.state.params)
 
     def say(self, text: str) -> None:
         self.progress.say(f"{self.label}: {text}")
@@ -90,7 +91,7 @@ class Run:
     def heading(self) -> None:
         """Prints what is about to run."""
         c, corpus, shape = self.config, self.corpus, dict(self.mesh.shape)
-        self.progress.say(describe_groups(self.state.params))
+        self.progress.say(describe_groups(self.config.optim, self.state.params))
         self.say(f"{self.n_params:,} parameters, residual {dict(c.residual)}")
         text = f"corpus {corpus.name} ({corpus.fingerprint[:12]}), {len(corpus.train):,} training tokens"
         self.say(f"{text}, mesh {shape}")

@@ -48,15 +48,8 @@ def make_trainer(config, vocab: int, mesh: Mesh) -> Trainer:
     rate = optimizer.schedule(config.optim, config.steps)
 
     whole = parallel.replicated(mesh)
-    param_shardings = parallel.param_shardings(shapes, mesh, config.rules)
-    opt_shardings = optax.tree_map_params(
-        tx,
-        lambda _, sharding: sharding,
-        jax.eval_shape(tx.init, shapes),
-        param_shardings,
-        transform_non_params=lambda _: whole,
-    )
-    shardings = State(param_shardings, opt_shardings, whole)
+    everything = State(shapes, jax.eval_shape(tx.init, shapes), jax.ShapeDtypeStruct((), jnp.int32))
+    shardings = parallel.shardings(everything, mesh, config.rules)
 
     def init(key) -> State:
         params = nnx.state(build(key))

@@ -7,19 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-# One place knows where the modules keep what the statements call by the name on the right.
-NAMES = {"final_norm.gain": "final_gain"}
+from grlab.params import Fixed
 
 
 def name_of(path: tuple) -> str:
     """The name in a statement or a golden of the parameter at `path`."""
-    name = ".".join(map(str, path))
-    return NAMES.get(name, name)
+    return ".".join(map(str, path))
 
 
 def parameters(module: nnx.Module) -> dict[str, jax.Array]:
-    """Every parameter of `module` by name."""
-    return {name_of(path): variable[...] for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param))}
+    """Every parameter of `module` that is trained, by name."""
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return {name_of(path): variable[...] for path, variable in flat if not isinstance(variable, Fixed)}
 
 
 def with_parameters(module: nnx.Module, values: Mapping[str, jax.Array]) -> nnx.Module:
@@ -27,7 +26,10 @@ def with_parameters(module: nnx.Module, values: Mapping[str, jax.Array]) -> nnx.
     shapes = {k: v.shape for k, v in parameters(module).items()}
     assert {k: jnp.shape(v) for k, v in values.items()} == shapes
     graph, state = nnx.split(module)
-    flat = [(path, v.replace(jnp.asarray(values[name_of(path)], v.dtype))) for path, v in nnx.to_flat_state(state)]
+    flat = {path: v for path, v in nnx.to_flat_state(state)}
+    for path, v in flat.items():
+        if name_of(path) in values:
+            flat[path] = v.replace(jnp.asarray(values[name_of(path)], v.dtype))
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from grlab.residual import build
-from tests.residual import functional, statements
+from tests.residual import functional, systems
 from tests.residual.functional import error
 
 FILES = sorted((pathlib.Path(__file__).parents[1] / "goldens").glob("*.npz"))
@@ -45,7 +45,7 @@ def read_mhc(tensors: dict[str, np.ndarray], block: str, norm: str, n: int, one:
 
     Their norm's weight is the scale itself, ours the scale less `one`: 1, or 0 when the tensors are gradients.
     """
-    ours = {"norm_gain": tensors[f"{norm}.weight"] - one}
+    ours = {"norm.gain": tensors[f"{norm}.weight"] - one}
     parts = {"pre": slice(0, n), "post": slice(n, 2 * n), "res": slice(2 * n, None)}
     for i, (name, rows) in enumerate(parts.items()):
         ours[f"phi_{name}"] = tensors[f"{block}.fn"][rows].T
@@ -67,7 +67,7 @@ def convert(meta: dict, tensors: dict[str, np.ndarray], one: int) -> list[dict[s
         "head_phi": tensors["hc_head.hc_fn"].T,
         "head_alpha": tensors["hc_head.hc_scale"][0],
         "head_b": tensors["hc_head.hc_base"],
-        "final_gain": tensors["norm.weight"] - one,
+        "final_norm.gain": tensors["norm.weight"] - one,
     }
     return [*sites, end]
 
@@ -157,15 +157,12 @@ def test_bfloat16_values(golden):
 def test_the_statements_agree_with_transformers(golden):
     """The float64 statements that the other kinds and switches are held to are themselves held to foreign code."""
     (site0, site1, end), (stream, y0, y1) = jax.tree.map(lambda v: np.asarray(v, np.float64), golden.at)
-    if golden.meta["kind"] == "gr":
-        system, collapse, switches = statements.gr, statements.gr_collapse, {}
-        end = {k.removeprefix("final."): v for k, v in end.items()}
-    else:
-        system, collapse, switches = statements.mhc, statements.mhc_collapse, {"form": "deepseek_v4"}
+    statement = systems.ALL[golden.meta["kind"]]
+    switches = {"eps": golden.meta["norm_eps"]} | ({} if golden.meta["kind"] == "gr" else {"form": "deepseek_v4"})
     out = {}
-    out["x0"], out["stream1"] = system(site0, stream, y0, **switches)
-    out["x1"], out["stream2"] = system(site1, out["stream1"], y1, **switches)
-    out["collapse"] = collapse(end, out["stream2"], **switches)
+    out["x0"], out["stream1"] = statement.site(site0, stream, y0, k=0, **switches)
+    out["x1"], out["stream2"] = statement.site(site1, out["stream1"], y1, k=1, **switches)
+    out["collapse"] = statement.collapse(end, out["stream2"], **switches)
     for name in VALUES:
         # 1e-12, but that weight - 1 has been rounded to float32 on its way into a norm's gain.
         assert error(out[name], golden.arrays[f"f64/{name}"]) < (1e-12 if golden.meta["kind"] == "gr" else 1e-7), name

@@ -1,0 +1,15 @@
+"""Block Attention Residuals (AttnRes), S = 4: outputs are summed in blocks of four sublayers (two layers).
+
+    python launch.py train --config=configs/attnres_block.py:cpu --workdir=runs/attnres_block-0
+
+Sets beside `residual`: optim.lr (pre-norm's).
+"""
+
+from configs import attnres
+
+
+def get_config(scale: str = "cpu"):
+    config = attnres.get_config(scale)
+    config.row = "attnres_block"
+    config.residual.block = 4
+    return config

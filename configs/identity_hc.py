@@ -1,0 +1,15 @@
+"""Identity-HC: dynamic Hyper-Connections whose H_res stays the identity.
+
+    python launch.py train --config=configs/identity_hc.py:cpu --workdir=runs/identity_hc-0
+
+Sets beside `residual`: optim.lr (that of HC).
+"""
+
+from configs import hc
+
+
+def get_config(scale: str = "cpu"):
+    config = hc.get_config(scale)
+    config.row = "identity_hc"
+    config.residual.mix = "frozen"
+    return config

@@ -1,0 +1,15 @@
+"""mHC-lite: H_res is a convex mixture of the permutations of the streams, without Sinkhorn-Knopp.
+
+    python launch.py train --config=configs/mhc_lite.py:cpu --workdir=runs/mhc_lite-0
+
+Sets beside `residual`: optim.lr (that of mHC's paper form).
+"""
+
+from configs import mhc
+
+
+def get_config(scale: str = "cpu"):
+    config = mhc.get_config(scale)
+    config.row = "mhc_lite"
+    config.residual.form = "lite"
+    return config

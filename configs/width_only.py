@@ -1,0 +1,20 @@
+"""Width only (the report's "simplified AltUp"): streams read by learned scalars, each written in its turn.
+
+    python launch.py train --config=configs/width_only.py:cpu --workdir=runs/width_only-0
+
+Sets beside `residual`: optim.lr, pre-norm's (it had no learning-rate sweep of its own).
+"""
+
+from configs import base, prenorm
+
+
+def get_config(scale: str = "cpu"):
+    config = base.get_config(scale)
+    config.optim.lr = prenorm.LR.get(scale, config.optim.lr)
+    config.row = "width_only"
+    config.residual = base.residual(
+        "width_only",
+        streams=4,
+        read_init="home",  # home | mean: the scalars start as e_{k mod n}, or as 1/n
+    )
+    return config

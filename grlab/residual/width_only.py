@@ -1,0 +1,60 @@
+"""Width only, the report's "simplified AltUp": n streams, read by learned scalars, written one at a time.
+
+"On the Design of Qwen3.8-Next Architecture", arXiv 2608.30320, section 2.2.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from grlab import errors
+from grlab.ops import streams as ops
+from grlab.params import constant, fixed, fold
+from grlab.residual.stream import Frame, Norm, Residual, Site, home
+
+
+class WidthOnlySite(Site):
+    """x = norm(Σ_i h_i R_i), and y is added to stream k mod n alone."""
+
+    def __init__(self, switches: "WidthOnly.Switches", frame: Frame, k, key: jax.Array):
+        n = switches.streams
+        home_N = home(k, n, 1.0, 0.0)
+        self.norm = Norm(frame, key)
+        self.h = constant(home_N if switches.read_init == "home" else jnp.full(n, 1 / n), ("streams",))
+        self.target = fixed(home_N, ("streams",))
+
+    def read(self, stream_BxTxNxD):
+        return self.norm(ops.combine(self.h[...], stream_BxTxNxD)), None
+
+    def write(self, stream_BxTxNxD, y_BxTxD, gates):
+        return ops.write(stream_BxTxNxD, self.target[...][:, None], y_BxTxD)
+
+
+class WidthOnly(Residual, kind="width_only"):
+    """Streams [B, T, N, D]: copies of the embedding at the start; their sum and the final norm at the end (chosen here)."""
+
+    # The streams start as copies: a read of them scales them, which the norm after it undoes.
+    asleep_at_start = frozenset({"h"})
+
+    @dataclasses.dataclass(frozen=True)
+    class Switches:
+        streams: int = 4
+        read_init: Literal["home", "mean"] = "home"  # h starts as e_{k mod n}, or as 1/n
+
+    def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
+        if switches.streams < self.min_streams:
+            raise errors.UsageError("residual.streams", switches.streams, "width only: needs at least 2")
+        self.switches = switches
+        self.frame = frame
+        self.final_norm = Norm(frame, fold(key, "final_norm"), streams=switches.streams)
+
+    def site(self, k, key):
+        return WidthOnlySite(self.switches, self.frame, k, key)
+
+    def expand(self, x_BxTxD):
+        return ops.repeat(x_BxTxD.astype(self.frame.stream_dtype), self.switches.streams)
+
+    def collapse(self, stream_BxTxNxD):
+        return self.final_norm(jnp.sum(stream_BxTxNxD.astype(ops.F32), axis=-2))

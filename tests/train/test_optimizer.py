@@ -1,0 +1,71 @@
+"""The optimizer's groups, and Muon as a batch of matrices.
+
+Seen to fail: heads orthogonalised together, the stack of layers as one matrix, GR's projections to Muon.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from grlab.params import Fixed
+from grlab.train import optimizer
+from tests import rows
+
+MATRICES = {"query", "key", "value", "output", "gate", "up", "down"}
+
+
+@pytest.mark.parametrize("row", rows.ROWS)
+def test_groups(row):
+    """With muon: the matrices of attention and FFN to Muon, all else that is trained to AdamW; with adamw: all."""
+    config = rows.tiny(row)
+    params = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: rows.build(config))))
+    for path, variable in params:
+        sublayer = path[:2] in (("layers", "attention"), ("layers", "ffn")) and path[-1] in MATRICES
+        config.optim.name = "adamw"
+        assert optimizer.group(config.optim, variable) == ("fixed" if isinstance(variable, Fixed) else "adamw")
+        config.optim.name = "muon"
+        assert (optimizer.group(config.optim, variable) == "muon") is sublayer, path
+
+
+def test_muon_orthogonalises_each_matrix_by_itself():
+    """The update of a stack of layers and heads is, matrix by matrix, what optax's Muon gives that matrix alone."""
+    config = rows.tiny("gr", "optim.name=muon", "optim.warmup=0", "optim.clip=1e9", "optim.weight_decay=0.0")
+    shapes = nnx.state(nnx.eval_shape(lambda: rows.build(config)))
+    rng = np.random.default_rng(0)
+    grads = jax.tree.map(lambda s: rng.standard_normal(s.shape, np.float32), shapes)
+    zeros = jax.tree.map(jnp.zeros_like, grads)
+    tx = optimizer.make(config.optim, config.steps, shapes)
+    updates, _ = jax.jit(tx.update)(grads, tx.init(zeros), zeros)
+    alone = optax.contrib.muon(config.optim.lr, consistent_rms=optimizer.MUON_RMS)
+    seen = set()
+    for (path, update), (_, grad) in zip(nnx.to_flat_state(updates), nnx.to_flat_state(grads), strict=True):
+        if path[-1] not in MATRICES:
+            continue
+        seen.add(path[-1])
+        u, g = np.asarray(update.get_value()), np.asarray(grad.get_value())
+        if path[-1] in ("query", "key", "value"):  # [L, D, H, C]: a matrix a head
+            u, g = (np.moveaxis(v, 2, 1) for v in (u, g))
+        for index in np.ndindex(u.shape[:-2]):
+            wanted, _ = alone.update(g[index], alone.init(g[index]), g[index])
+            np.testing.assert_allclose(u[index], wanted, rtol=1e-4, atol=1e-7)
+            size = np.linalg.svd(u[index], compute_uv=False) / (config.optim.lr * 0.2 * max(u.shape[-2:]) ** 0.5)
+            assert 0.5 < size.min() and size.max() < 1.3  # Newton-Schulz of five steps: singular values near 1
+    assert seen == MATRICES
+
+
+def test_fixed_values_stay():
+    """A value that is not trained has no gradient, no update and no place in the count of parameters."""
+    config = rows.tiny("altup", "optim.warmup=0")
+    shapes = nnx.state(nnx.eval_shape(lambda: rows.build(config)))
+    tx = optimizer.make(config.optim, config.steps, shapes)
+    ones = jax.tree.map(lambda s: jnp.ones(s.shape), shapes)
+    updates, _ = tx.update(ones, tx.init(ones), ones)
+    fixed = {path[-1]: u.get_value() for path, u in nnx.to_flat_state(updates) if isinstance(u, Fixed)}
+    assert set(fixed) == {"active"} and not fixed["active"].any()
+    graphdef, params = nnx.split(rows.decoder(config))
+    grads = jax.jit(jax.grad(lambda p: jnp.sum(nnx.merge(graphdef, p)(rows.tokens()) ** 2)))(params)
+    assert not any(np.any(g.get_value()) for _, g in nnx.to_flat_state(grads) if isinstance(g, Fixed))
+    assert "fixed" in optimizer.describe_groups(config.optim, shapes)
