@@ -1,0 +1,47 @@
+"""ReZero: x + a F(x), with a = 0 at the start. arXiv 2003.04887."""
+
+import dataclasses
+from typing import Literal
+
+from grlab.ops import streams as ops
+from grlab.params import constant
+from grlab.residual.prenorm import PreNorm
+from grlab.residual.stream import Frame, Norm, Site
+
+
+class ReZeroSite(Site):
+    """One scalar a sublayer. The paper's Transformer has no norms: the sublayer reads the stream as it is."""
+
+    def __init__(self, switches: "ReZero.Switches", frame: Frame, key):
+        if switches.norm == "pre":
+            self.norm = Norm(frame, key)
+        self.a = constant(0.0)
+        self.dtype = frame.compute_dtype
+
+    def read(self, stream_BxTxD):
+        return self.norm(stream_BxTxD) if hasattr(self, "norm") else stream_BxTxD.astype(self.dtype), None
+
+    def write(self, stream_BxTxD, y_BxTxD, gates):
+        y_BxTxD = self.a[...] * y_BxTxD.astype(ops.F32)
+        return (stream_BxTxD.astype(ops.F32) + y_BxTxD).astype(stream_BxTxD.dtype)
+
+
+class ReZero(PreNorm, kind="rezero"):
+    """The plain stream [B, T, D], with the final norm before the head (chosen here: the logits keep pre-norm's scale)."""
+
+    # Nothing of a sublayer has a gradient until its a has left zero.
+    asleep_at_start = frozenset(
+        {"query", "key", "value", "output", "query_gain", "key_gain", "gate", "up", "down", "gain", "w_down", "w_up"}
+    )
+
+    @dataclasses.dataclass(frozen=True)
+    class Switches:
+        norm: Literal["none", "pre"] = "none"  # pre: RMSNorm before each sublayer
+
+    def __init__(self, switches: Switches, frame: Frame, key):
+        super().__init__(switches, frame, key)
+        self.switches = switches
+
+    def site(self, k, key):
+        del k
+        return ReZeroSite(self.switches, self.frame, key)
