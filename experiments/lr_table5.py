@@ -2,9 +2,9 @@
 
     python launch.py sweep --experiment=experiments/lr_table5.py --scale=cpu --seeds=1000, --runs=runs/lr --jobs=2
 
-Each run has 1000 steps, half of the table's at the scale `cpu`, with warm-up and cosine to its own end. Seed 1000 is not
-among the seeds of the table (0, 1, 2), so that the rates are not chosen on the runs that are reported. (The comma makes
-it a list of one seed; `--seeds=1000` would be a thousand seeds.)
+Each run has 1000 steps, half of the table's at the scale `cpu`, with warm-up and cosine to its own end. Seed 1000 is
+not among the seeds of the table (0, 1, 2), so that the rates are not chosen on the runs that are reported. (The comma
+makes it a list of one seed; `--seeds=1000` would be a thousand seeds.)
 """
 
 from grlab.experiment import Experiment, Row, load

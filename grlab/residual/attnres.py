@@ -1,4 +1,4 @@
-"""Attention Residuals (AttnRes), full and block: a sublayer attends over what was written before it. arXiv 2603.15031."""
+"""Attention Residuals (AttnRes), full and block: a sublayer attends over the outputs before it. arXiv 2603.15031."""
 
 import dataclasses
 
@@ -36,8 +36,8 @@ class DepthAttention(nnx.Module):
 class AttentionResidualSite(Site):
     """The read of sublayer k over the embedding and what the sublayers before it wrote; its output goes to its block.
 
-    Blocks are of S sites. The sources are the embedding, the sum of each finished block, and the sum of what the current
-    block has so far, if anything. S = 1 is full AttnRes: every output is a source of its own.
+    Blocks are of S sites. The sources are the embedding, the sum of each finished block, and the sum of what the
+    current block has so far, if anything. S = 1 is full AttnRes: every output is a source of its own.
     """
 
     def __init__(self, switches: "AttentionResiduals.Switches", frame: Frame, k, key: jax.Array):

@@ -23,8 +23,8 @@ class HyperConnectionSite(Site):
         A_r = s_α tanh(R̄ W_r)  + A_r,static
 
     It starts as the pre-norm network: W = 0, s = 0.01, B = 1, A_m = e_{k mod n}, A_r = I. So at step 0 s_α, s_β and
-    dyn_gain have no gradient yet: the W they multiply are zero until the first update. A map that is not trained (`read`,
-    `mix` or `write` "frozen") keeps its start and has no dynamic part; with A_r = I it is Identity-HC.
+    dyn_gain have no gradient yet: the W they multiply are zero until the first update. A map that is not trained
+    (`read`, `mix` or `write` "frozen") keeps its start and has no dynamic part; with A_r frozen it is Identity-HC.
     """
 
     def __init__(self, switches: "HyperConnections.Switches", frame: Frame, k, key: jax.Array):
@@ -94,7 +94,7 @@ class HyperConnections(Residual, kind="hc"):
         streams: int = 4  # any n ≥ 1 (n = 1 is worse than pre-norm in the paper)
         dynamic: bool = True
         tanh: bool = True  # around the dynamic part; without it is an official variant
-        # Frozen: the map stays as it starts (the paper's ablation). read: A_m; mix: A_r (frozen: Identity-HC); write: B.
+        # The paper's ablation: a frozen map stays as it starts. read: A_m; mix: A_r (frozen: Identity-HC); write: B.
         read: Literal["learned", "frozen"] = "learned"
         mix: Literal["learned", "frozen"] = "learned"
         write: Literal["learned", "frozen"] = "learned"

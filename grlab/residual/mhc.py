@@ -95,8 +95,8 @@ class ManifoldSite(Site):
 class ManifoldHyperConnections(Residual, kind="mhc"):
     """Streams [B, T, N, D]: n copies of the embedding at the start.
 
-    The paper does not say how the streams end. Here: its form and mHC-lite sum them, as HC does; the DeepSeek-V4 form weighs them
-    by a learned head, σ(α (x̂ φ) + b) + eps. The final norm follows.
+    The paper does not say how the streams end. Here: its form and mHC-lite sum them, as HC does; the DeepSeek-V4 form
+    weighs them by a learned head, σ(α (x̂ φ) + b) + eps. The final norm follows.
     """
 
     # The streams start as copies and are first written alike (b_post 0). Until an update has made them differ, a mixing

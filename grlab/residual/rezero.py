@@ -27,7 +27,7 @@ class ReZeroSite(Site):
 
 
 class ReZero(PreNorm, kind="rezero"):
-    """The plain stream [B, T, D], with the final norm before the head (chosen here: the logits keep pre-norm's scale)."""
+    """The plain stream [B, T, D], with a final norm before the head (chosen here: it keeps the logits' scale)."""
 
     # Nothing of a sublayer has a gradient until its a has left zero.
     asleep_at_start = frozenset(

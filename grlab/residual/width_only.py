@@ -33,7 +33,7 @@ class WidthOnlySite(Site):
 
 
 class WidthOnly(Residual, kind="width_only"):
-    """Streams [B, T, N, D]: copies of the embedding at the start; their sum and the final norm at the end (chosen here)."""
+    """Streams [B, T, N, D]: copies of the embedding at the start; at the end their sum (chosen here) and a norm."""
 
     # The streams start as copies: a read of them scales them, which the norm after it undoes.
     asleep_at_start = frozenset({"h"})

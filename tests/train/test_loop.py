@@ -2,7 +2,8 @@
 
 Seen to fail: a constant learning rate breaks `test_golden_step`; decay on every parameter breaks
 `test_weight_decay_moves_only_its_group`; a sum instead of a mean over parts breaks
-`test_accumulation_is_the_whole_batch`; a divergence that is noted and not raised breaks `test_divergence_stops_the_run`.
+`test_accumulation_is_the_whole_batch`; a divergence that is noted and not raised breaks
+`test_divergence_stops_the_run`.
 """
 
 import json

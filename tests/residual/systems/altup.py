@@ -1,4 +1,4 @@
-"""AltUp, arXiv 2301.13310, Algorithm 1: predict x̂_i = Σ_j p_ij x_j, compute x̃ on block j*, correct by g_i (x̃ − x̂_j*)."""
+"""AltUp, arXiv 2301.13310, Algorithm 1: predict x̂_i = Σ_j p_ij x_j, compute x̃ on j*, correct by g_i (x̃ − x̂_j*)."""
 
 import numpy as np
 

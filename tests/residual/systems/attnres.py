@@ -1,8 +1,8 @@
 """Attention Residuals, arXiv 2603.15031: x = norm(Σ_i softmax_i(q · RMSNorm(source_i)) source_i).
 
 The sources of sublayer k are the embedding and the outputs before it, summed in blocks of S: the finished blocks' sums,
-and the sum of what the current block has so far, if it has anything. The statement keeps them in a list; where it lies in
-an array, its slot is the block's number, the embedding first.
+and the sum of what the current block has so far, if it has anything. The statement keeps them in a list; in the array
+their slots are in the order of the blocks, the embedding first.
 """
 
 import numpy as np
