@@ -28,5 +28,6 @@ def get_config(scale: str = "cpu"):
         gate_input="all",  # all | last | pooled: the streams that the gates are predicted from
         static_term=False,  # a learned constant beside the dynamic logits
         top_k=0,  # streams read for each token; 0: all
+        rounding="stochastic",  # stochastic | nearest: of streams stored in float8_e4m3fn
     )
     return config

@@ -81,6 +81,8 @@ class Decoder(nnx.Module):
         def step(stream, params):
             return nnx.merge(graphdef, params)(stream), None
 
+        if self.remat == "full" and self.scan:
+            return _scan_packed(lambda stream, params: step(stream, params)[0], self.residual, stream, stacked)
         if self.remat != "none":
             # Inside a scan nothing merges the recomputation with the first computation, so the barrier is not needed.
             step = jax.checkpoint(step, policy=REMAT[self.remat], prevent_cse=not self.scan)
@@ -89,6 +91,32 @@ class Decoder(nnx.Module):
         for i in range(jax.tree.leaves(stacked)[0].shape[0]):
             stream, _ = step(stream, jax.tree.map(lambda p: p[i], stacked))
         return stream
+
+
+def _scan_packed(step, system: residual.Residual, stream, stacked):
+    """The scan of `step` over the layers, of which the backward pass has each layer's input, packed, and nothing else.
+
+    With streams that are packed as they are it is `jax.checkpoint` with nothing saved. A packed stream may have fewer
+    bits than a gradient needs, so the gradient of a layer is taken between the unpacked streams.
+    """
+
+    def forward(stream, stacked):
+        def body(packed, params):
+            return system.pack(step(system.unpack(packed), params)), packed
+
+        packed, inputs = jax.lax.scan(body, system.pack(stream), stacked)
+        return system.unpack(packed), (inputs, stacked)
+
+    def backward(kept, cotangent):
+        def body(cotangent, of_layer):
+            packed, params = of_layer
+            return jax.vjp(step, system.unpack(packed), params)[1](cotangent)
+
+        return jax.lax.scan(body, cotangent, kept, reverse=True)
+
+    run = jax.custom_vjp(lambda stream, stacked: forward(stream, stacked)[0])
+    run.defvjp(forward, backward)
+    return run(stream, stacked)
 
 
 def token_nats(logits_BxTxV: jax.Array, targets_BxT: jax.Array) -> jax.Array:

@@ -18,6 +18,9 @@ from grlab.params import fold
 from tests import rows
 
 
+FLOAT8 = ("residual.stream_dtype=float8_e4m3fn",)
+
+
 def value_and_grads(model, tokens_BxT):
     graphdef, params = nnx.split(model)
 
@@ -46,27 +49,41 @@ def test_scan_equals_a_loop_of_layers(row):
     np.testing.assert_allclose(model(tokens_BxT), logits, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("row", rows.ROWS)
-def test_paths_are_one_function(row):
+@pytest.mark.parametrize("row, switches", [(row, ()) for row in rows.ROWS] + [("gr", FLOAT8)], ids=str)
+def test_paths_are_one_function(row, switches):
     """Unrolled, or with each remat policy: the same loss and gradients."""
     tokens_BxT = rows.tokens()
-    loss, grads = value_and_grads(rows.decoder(rows.tiny(row)), tokens_BxT)
+    loss, grads = value_and_grads(rows.decoder(rows.tiny(row, *switches)), tokens_BxT)
     for setting in ("model.scan=false", "model.remat=full", "model.remat=dots"):
-        other_loss, other_grads = value_and_grads(rows.decoder(rows.tiny(row, setting)), tokens_BxT)
+        other_loss, other_grads = value_and_grads(rows.decoder(rows.tiny(row, *switches, setting)), tokens_BxT)
         np.testing.assert_allclose(other_loss, loss, rtol=1e-6, err_msg=setting)
         for (path, x), (_, y) in zip(nnx.to_flat_state(grads), nnx.to_flat_state(other_grads), strict=True):
             x, y = np.asarray(x.get_value()), np.asarray(y.get_value())
             np.testing.assert_allclose(y, x, rtol=1e-4, atol=1e-6 + 1e-5 * np.abs(x).max(), err_msg=f"{setting} {path}")
 
 
-def test_remat_recomputes():
-    """The two programs differ: with `full` the backward pass runs the layer's forward again, `dots` less of it."""
+@pytest.mark.parametrize("row", ["gr", "attnres", "prenorm"])
+def test_remat_recomputes(row):
+    """The programs differ: with `full` the backward pass runs the layer's forward again, with `dots` less of it."""
     count = {}
     for remat in ("none", "full", "dots"):
-        text = jaxpr_of_gradient(rows.decoder(rows.tiny("gr", f"model.remat={remat}")), rows.tokens())
+        text = jaxpr_of_gradient(rows.decoder(rows.tiny(row, f"model.remat={remat}")), rows.tokens())
         count[remat] = text.count("dot_general"), text.count("logistic")
     assert count["full"][0] > count["dots"][0] >= count["none"][0]
     assert count["dots"][1] > count["none"][1]
+
+
+def test_float8_streams_are_kept_in_eight_bits():
+    """Under remat=full what goes from layer to layer, and what is kept for the backward pass, has 8 bits a value."""
+    model = rows.decoder(rows.tiny("gr", *FLOAT8, "model.remat=full", "model.layers=3"))
+    graphdef, params = nnx.split(model)
+    tokens_BxT = rows.tokens()
+    jaxpr = jax.make_jaxpr(jax.grad(lambda p: jnp.sum(nnx.merge(graphdef, p)(tokens_BxT))))(params)
+    forward, backward = (e for e in jaxpr.jaxpr.eqns if e.primitive.name == "scan")
+    sizes = {"stream": (*tokens_BxT.shape, 4, 16), "kept": (3, *tokens_BxT.shape, 4, 16)}
+    for scan, name in ((forward, "stream"), (forward, "kept"), (backward, "kept")):
+        arrays = [v.aval for v in (*scan.invars, *scan.outvars) if v.aval.shape == sizes[name]]
+        assert arrays and all(a.dtype == jnp.float8_e4m3fn for a in arrays), (name, arrays)
 
 
 @pytest.mark.parametrize("row", ["hc", "hc_static"])
@@ -146,9 +163,7 @@ def test_grouped_queries_share_their_key_head():
     whole = rows.decoder(rows.tiny("prenorm", "model.heads=4", "model.kv_heads=4", "model.head_dim=4"))
     a, b = grouped.layers.attention, whole.layers.attention
     for name in ("key", "value"):
-        w_LxDxKC = getattr(a, name)[...]
-        w = w_LxDxKC.reshape(2, 16, 2, 4).repeat(2, axis=2).reshape(2, 16, 16)
-        getattr(b, name)[...] = w
+        getattr(b, name)[...] = getattr(a, name)[...].repeat(2, axis=2)  # [L, D, K, C]
     np.testing.assert_allclose(grouped(rows.tokens()), whole(rows.tokens()), atol=1e-5)
 
 

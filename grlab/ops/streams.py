@@ -86,7 +86,8 @@ def sinkhorn(logits_NxN: jax.Array, iterations: int) -> jax.Array:
 def permutation_mixture(logits_P: jax.Array, n: int) -> jax.Array:
     """Σ_p softmax(logits)_p P_p over the P = n! permutations of n streams (mHC-lite, arXiv 2601.05732).
 
-    It is doubly stochastic by construction. The order is `itertools.permutations`'s, the identity first. `logits_P` is [.., P]; the result [.., N, N], float32.
+    It is doubly stochastic by construction. The order is `itertools.permutations`'s, the identity first. `logits_P` is
+    [.., P]; the result [.., N, N], float32.
     """
     weights_P = jax.nn.softmax(logits_P.astype(F32), axis=-1)
     return jnp.einsum("...p,pij->...ij", weights_P, permutations(n), precision=EXACT)

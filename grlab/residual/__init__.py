@@ -49,11 +49,15 @@ def build(
     kind = fields.pop("kind", None)
     errors.one_of("residual.kind", kind, kinds())
     stream_dtype = fields.pop("stream_dtype", "float32")
-    errors.one_of("residual.stream_dtype", stream_dtype, ["float32", "bfloat16"])
     gated_norm = fields.pop("gated_norm", 0)
     if gated_norm:
         errors.positive("residual.gated_norm", gated_norm)
     cls = Residual.kinds[kind]
+    float8 = ["float8_e4m3fn"] if cls.has_float8 else []
+    errors.one_of("residual.stream_dtype", stream_dtype, ["float32", "bfloat16", *float8])
     switches = parse_switches(cls.Switches, fields)
-    frame = Frame(width, 2 * layers, norm_eps, jnp.dtype(compute_dtype), jnp.dtype(stream_dtype), gated_norm)
+    dtype = jnp.dtype("float32" if stream_dtype in float8 else stream_dtype)
+    frame = Frame(
+        width, 2 * layers, norm_eps, jnp.dtype(compute_dtype), dtype, gated_norm, float8=stream_dtype in float8
+    )
     return cls(switches, frame, key)

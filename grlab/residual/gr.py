@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from grlab import errors
+from grlab.ops import float8
 from grlab.ops import streams as ops
-from grlab.params import constant, fold, normal
+from grlab.params import constant, fixed, fold, normal
 from grlab.residual.stream import Frame, Residual, Site, check_permutations, home, near_identity
 
 STD = 0.02  # of every projection. They must not start at zero: the streams would stay equal for ever
@@ -41,6 +42,7 @@ class GatedSite(Site):
         mix=permutations     H = Σ_p softmax(α W_res vec R̂ + b)_p P_p, b = 0 for the identity, −8 for others
         norm=joint           one RMS over all n·d values; shared_gain: one gain [d] for all streams
         gate_input=last      logits from R̂_n alone; pooled: from the mean of R̂ over the streams; no 1/n in either
+        stream_dtype=float8_e4m3fn   R'_i is stored in 8 bits with a scale for each token and stream (grlab/ops/float8.py)
         top_k                only the k streams with the highest mean read gate are read; the mean stays over n
 
     The final site (`writes=False`) is the read that feeds the LM head, without an FFN or a final norm between.
@@ -52,6 +54,9 @@ class GatedSite(Site):
         self.eps = frame.norm_eps
         self.dtype = frame.compute_dtype
         self.writes = writes
+        self.float8 = frame.float8
+        if frame.float8 and switches.rounding == "stochastic":
+            self.k = fixed(k)
         self.fan_in = n * d if switches.gate_input == "all" else d
 
         if switches.norm == "shared_gain":
@@ -165,11 +170,16 @@ class GatedSite(Site):
 
     def write(self, stream_BxTxNxD, y_BxTxD, gates):
         s_BxTxNx1, h_BxTxNxN = gates
-        return ops.write(stream_BxTxNxD, s_BxTxNx1, y_BxTxD, h_BxTxNxN)
+        new_BxTxNxD = ops.write(stream_BxTxNxD, s_BxTxNx1, y_BxTxD, h_BxTxNxN)
+        if not self.float8:
+            return new_BxTxNxD
+        return float8.store(new_BxTxNxD, float8.noise(stream_BxTxNxD, self.k[...]) if hasattr(self, "k") else None)
 
 
 class GatedResidual(Residual, kind="gr"):
     """Streams [B, T, N, D]: n copies of the embedding at the start, one more read (`final`) at the end."""
+
+    has_float8 = True
 
     @dataclasses.dataclass(frozen=True)
     class Switches:
@@ -185,6 +195,7 @@ class GatedResidual(Residual, kind="gr"):
         gate_input: Literal["all", "last", "pooled"] = "all"
         static_term: bool = False
         top_k: int = 0  # streams read; 0: all
+        rounding: Literal["stochastic", "nearest"] = "stochastic"  # of streams stored in float8_e4m3fn
 
     def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
         if switches.streams < self.min_streams:
@@ -212,7 +223,15 @@ class GatedResidual(Residual, kind="gr"):
         return GatedSite(self.switches, self.frame, k, key)
 
     def expand(self, x_BxTxD):
-        return ops.repeat(x_BxTxD.astype(self.frame.stream_dtype), self.switches.streams)
+        x_BxTxD = x_BxTxD.astype(self.frame.stream_dtype)
+        x_BxTxD = float8.store(x_BxTxD, None) if self.frame.float8 else x_BxTxD
+        return ops.repeat(x_BxTxD, self.switches.streams)
+
+    def pack(self, stream_BxTxNxD):
+        return float8.pack(stream_BxTxNxD) if self.frame.float8 else stream_BxTxNxD
+
+    def unpack(self, packed):
+        return float8.unpack(packed) if self.frame.float8 else packed
 
     def collapse(self, stream_BxTxNxD):
         return self.final.read(stream_BxTxNxD)[0]

@@ -33,6 +33,7 @@ class Frame:
     compute_dtype: jnp.dtype  # of matrix products and of what a read returns
     stream_dtype: jnp.dtype
     gated_norm: int = 0  # rank of the gate that every norm carries; 0: plain norms
+    float8: bool = False  # streams hold what float8_e4m3fn and a scale can, in arrays of `stream_dtype` = float32
 
 
 class Site(nnx.Module):
@@ -60,9 +61,8 @@ class Residual(nnx.Module):
     # What the tests over all rows need to know of a system.
     min_streams: typing.ClassVar[int] = 2  # the fewest that make sense, where there is a switch `streams`
     keeps_equal_streams: typing.ClassVar[bool] = True  # equal streams and y = 0 come out as they were, by design
-    asleep_at_start: typing.ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # without a gradient until the first update, by design
+    asleep_at_start: typing.ClassVar[frozenset[str]] = frozenset()  # no gradient until the first update, by design
+    has_float8: typing.ClassVar[bool] = False  # knows how to store its streams in float8_e4m3fn
 
     @dataclasses.dataclass(frozen=True)
     class Switches:
@@ -86,6 +86,14 @@ class Residual(nnx.Module):
     def collapse(self, stream: Stream) -> jax.Array:
         """The input [B, T, D] of the LM head: it includes the final norm, or replaces it."""
         raise NotImplementedError
+
+    def pack(self, stream: Stream) -> Any:
+        """What is kept of a stream between two layers, where the backward pass computes each layer again."""
+        return stream
+
+    def unpack(self, packed: Any) -> Stream:
+        """The stream that was packed, exactly."""
+        return packed
 
     def initial_std(self, matrix: str, fan_in: int, fan_out: int, std: float) -> float:
         """The standard deviation that a sublayer's `matrix` starts with, in place of the model's own `std`.
