@@ -49,8 +49,10 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     o = c.optim = ml_collections.ConfigDict()
     o.name = "adamw"  # adamw | muon: the matrices of attention and FFN by Muon, all else by AdamW
     o.lr = 3e-3  # the peak
+    o.lr_factor = 1.0  # multiplies lr: for a row at twice or four times its own rate
+    o.schedule = "cosine"  # cosine | constant, both after the warm-up
     o.warmup = c.get_ref("steps") // 20  # steps of linear warm-up from 0
-    o.final_lr = 0.1  # the cosine ends at this fraction of the peak
+    o.final_lr = 0.1  # a cosine ends at this fraction of the peak
     o.weight_decay = 0.1  # on the parameters of the decay group alone
     o.b1 = 0.9
     o.b2 = 0.95

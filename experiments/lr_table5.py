@@ -21,7 +21,7 @@ EXPERIMENT = Experiment(
             name=f"{row.name}@{lr}",
             config=row.config,
             label=f"{row.label} @ {lr}",
-            overrides={"optim.lr": float(lr), "row": f"{row.name}@{lr}", "steps": STEPS},
+            overrides={"optim.lr": float(lr), "steps": STEPS},
         )
         for lr in GRID
         for row in load("experiments/table5.py").rows

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # may go on with others, such as the mesh of another number of devices.
 UNCOMPARED = ("wandb", "log", "checkpoint", "mesh", "rules")
 _POSITIVE = (
-    *("steps", "batch_size", "seq_len", "optim.lr", "optim.clip", "optim.accumulate", "optim.eps", "log.every"),
+    *("steps", "batch_size", "seq_len", "log.every"),
+    *("optim.lr", "optim.lr_factor", "optim.clip", "optim.accumulate", "optim.eps"),
     *("eval.every", "eval.tokens", "eval.batch_size", "eval.cloze_context", "checkpoint.every", "checkpoint.keep"),
 )
 _WORDS = {"true": True, "false": False}
@@ -107,6 +108,7 @@ def check(config: ConfigDict) -> None:
         if not 0 <= _get(config, name) < 1:
             raise errors.UsageError(f"config.{name}", _get(config, name), "must lie in [0, 1)")
     errors.one_of("config.optim.name", config.optim.name, ["adamw", "muon"])
+    errors.one_of("config.optim.schedule", config.optim.schedule, ["cosine", "constant"])
     errors.one_of("config.wandb.mode", config.wandb.mode, ["auto", "online", "offline", "disabled"])
     if config.optim.warmup >= config.steps:
         raise errors.UsageError("config.optim.warmup", config.optim.warmup, f"must be below steps={config.steps}")

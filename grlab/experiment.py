@@ -8,6 +8,7 @@ from pathlib import Path
 from grlab.config import import_file
 from grlab.errors import UsageError, unknown
 
+ALWAYS_DIFFERS = ("row",)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+@-]*")
 
 
@@ -17,7 +18,8 @@ class Row:
 
     `config` is a config file, relative to the repository. `overrides` maps a field ("optim.lr") to the value it is
     given on the command line. `published` maps "loss", "average" and benchmark names to published figures. `differs`
-    lists the config fields, or prefixes of fields, in which the row may differ from the experiment's baseline.
+    lists the config fields, or prefixes of fields, in which the row may differ from the experiment's baseline; so may
+    `row`, which the sweep sets to the row's name.
     """
 
     name: str
@@ -25,7 +27,7 @@ class Row:
     label: str
     overrides: Mapping[str, object] = dataclasses.field(default_factory=dict)
     published: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    differs: tuple[str, ...] = ("residual", "optim.lr", "row")
+    differs: tuple[str, ...] = ("residual", "optim.lr")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Experiment:
     rows: tuple[Row, ...]
     source: str = ""  # where the published figures come from
     notes: tuple[str, ...] = ()  # what a reader of the table has to know; printed under it
+    stability: bool = False  # whether the table counts loss spikes and clipped gradients
 
     def __post_init__(self):
         names = [row.name for row in self.rows]

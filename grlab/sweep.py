@@ -12,7 +12,7 @@ from grlab import report
 from grlab.config import ROOT, UNCOMPARED, covered, differences
 from grlab.config import load as load_config
 from grlab.errors import UsageError
-from grlab.experiment import Experiment, Row
+from grlab.experiment import ALWAYS_DIFFERS, Experiment, Row
 from grlab.launchers import Launcher
 
 
@@ -54,7 +54,7 @@ def plan(
     `extra_overrides` ("steps=500") are given to every row. Raises UsageError for a field that does not exist, for an
     override of what the experiment itself sets, and for a row that differs from the baseline in more than it declares.
     """
-    own = {"seed": "--seeds", "wandb.group": "the experiment"}
+    own = {"seed": "--seeds", "wandb.group": "the experiment", "row": "the experiment"}
     own |= {field: f"row {row.name}" for row in experiment.rows for field in row.overrides}
     for override in extra_overrides:
         field = override.partition("=")[0]
@@ -68,7 +68,7 @@ def plan(
         baseline = next(run for run in batch if run.row.name == experiment.baseline)
         for run in batch:
             for field, (ours, theirs) in differences(run.config, baseline.config).items():
-                if not covered(field, run.row.differs):
+                if not covered(field, (*ALWAYS_DIFFERS, *run.row.differs)):
                     remedy = f"{experiment.baseline} has {theirs!r}; declare the field in the row's `differs`"
                     raise UsageError(f"{run.row.name}: {field}", ours, remedy)
         runs += batch
@@ -79,7 +79,7 @@ def _run(experiment: Experiment, row: Row, scale: str, seed: int, runs_dir: Path
     name = f"{row.name}-{seed}"
     workdir = runs_dir / name
     overrides = [f"seed={seed}", *(f"{field}={value}" for field, value in row.overrides.items()), *extra]
-    overrides.append(f"wandb.group={experiment.name}")
+    overrides += [f"row={row.name}", f"wandb.group={experiment.name}"]
     path = f"{row.config}:{scale}"
     command = [sys.executable, "launch.py", "train", f"--config={path}", f"--workdir={_from_root(workdir)}"]
     command += [f"--config.{override}" for override in overrides]

@@ -17,7 +17,6 @@ from grlab.model import Decoder, Layer, token_nats
 from grlab.params import fold
 from tests import rows
 
-
 FLOAT8 = ("residual.stream_dtype=float8_e4m3fn",)
 
 

@@ -49,7 +49,7 @@ def test_rows_differ_from_their_baseline_in_what_they_declare_alone(path, tmp_pa
         configs = {run.row.name: run.config for run in sweep.plan(experiment, scale, (3,), tmp_path)}
         for row in experiment.rows:
             found = differences(configs[row.name], configs[experiment.baseline])
-            assert all(covered(field, row.differs) for field in found), (row.name, found)
+            assert all(covered(field, ("row", *row.differs)) for field in found), (row.name, found)
             assert configs[row.name]["seed"] == 3 and configs[row.name]["wandb"]["group"] == experiment.name
 
 
@@ -103,7 +103,8 @@ def test_a_plan_goes_seed_by_seed_and_its_command_resolves_to_its_config(tmp_pat
     assert [run.name for run in runs] == ["prenorm-0", "gr-0", "prenorm-1", "gr-1"]
     assert runs[3].command == [
         sys.executable, "launch.py", "train", "--config=configs/gr.py:tiny", f"--workdir={tmp_path / 'gr-1'}",
-        "--config.seed=1", "--config.optim.lr=0.002", "--config.steps=5", "--config.wandb.group=pair",
+        "--config.seed=1", "--config.optim.lr=0.002", "--config.steps=5",
+        "--config.row=gr", "--config.wandb.group=pair",
     ]  # fmt: skip
     config = runs[3].config
     assert (config["seed"], config["optim"]["lr"], config["steps"], config["scale"]) == (1, 2e-3, 5, "tiny")

@@ -1,8 +1,8 @@
 """Streams stored in float8_e4m3fn, with a scale for each token and stream.
 
-The values of a stored stream are kept in float32 between a write and the next read of the same layer, exactly those that
-the eight bits and the scale hold; `pack` gives the eight bits. The report on GR stores streams in FP8 and publishes
-neither scale nor rounding (arXiv 2608.30320, section 2.2); these are this project's choice.
+The values of a stored stream are kept in float32 between a write and the next read of the same layer, exactly those
+that the eight bits and the scale hold; `pack` gives the eight bits. The report on GR stores its streams in FP8 and
+publishes neither scale nor rounding (arXiv 2608.30320, section 2.2); these are this project's choice.
 """
 
 from typing import NamedTuple
@@ -54,8 +54,8 @@ store.defvjp(lambda x, noise: (store(x, noise), None), lambda _, cotangent: (cot
 def noise(stored: jax.Array, k: jax.Array | int) -> jax.Array:
     """32 random bits for each value of the stream that is about to be written by site k.
 
-    They are a hash of what the stream holds, of the place and of k: a training step stays a function of its inputs, and a
-    layer that is computed again rounds as it did (a hash of the new value would change with its last bit).
+    They are a hash of what the stream holds, of the place and of k: a training step stays a function of its inputs, and
+    a layer that is computed again rounds as it did (a hash of the new value would change with its last bit).
     """
     bits = jax.lax.bitcast_convert_type(stored, jnp.uint32)
     place = jax.lax.iota(jnp.uint32, stored.size).reshape(stored.shape)

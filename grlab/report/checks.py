@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from grlab.config import UNCOMPARED, covered, differences
-from grlab.experiment import Experiment
+from grlab.experiment import ALWAYS_DIFFERS, Experiment
 from grlab.report.records import Record
 
 # What may differ from run to run without a word.
@@ -29,7 +29,7 @@ def flags(experiment: Experiment, records: Sequence[Record]) -> dict[str, list[s
             for text in _resumptions(run):
                 said.setdefault(text, []).append(run.seed)
             for field, pair in differences(run.config, reference.config, _CONFIG_FREE).items():
-                if not covered(field, row.differs):
+                if not covered(field, (*ALWAYS_DIFFERS, *row.differs)):
                     said.setdefault(_say(field, pair, reference), []).append(run.seed)
             for field, pair in differences(run.config, runs[0].config, _CONFIG_FREE).items():
                 if covered(field, row.differs):

@@ -11,6 +11,8 @@ import numpy as np
 from grlab.errors import UsageError
 from grlab.experiment import Experiment
 
+SPIKE_WINDOW = 201  # steps
+SPIKE_HEIGHT = 0.1  # nats
 CURVE_POINTS = 100  # the training loss is averaged over this many equal stretches of the run
 
 
@@ -26,6 +28,8 @@ class Record:
     step: int  # the last step seen
     heldout: list[list[float]]  # of finite losses, as is the next
     train: list[list[float]]  # means over stretches, at their last step
+    spikes: int | None = None  # steps whose loss is far above its neighbours'
+    clipped: int | None = None  # steps whose gradient norm was above optim.clip
 
     @property
     def name(self) -> str:
@@ -82,7 +86,9 @@ def _read_run(row: str, seed: int, rows_in_config: tuple[str, ...], path: Path) 
     final = _json(path / "final_result.json") if (path / "final_result.json").exists() else None
     provenance = _json(path / "provenance.json") if (path / "provenance.json").exists() else {}
     step = final["step"] if final else max((m["step"] for m in metrics if "step" in m), default=0)
-    return Record(row, seed, config, provenance, final, step, heldout, _smooth(train))
+    clipped = sum(m["grad_norm"] > config["optim"]["clip"] for m in points if "grad_norm" in m)
+    losses = np.array([loss for _, loss in train])
+    return Record(row, seed, config, provenance, final, step, heldout, _smooth(train), count_spikes(losses), clipped)
 
 
 def _json(path: Path) -> dict:
@@ -104,6 +110,19 @@ def _metrics(path: Path) -> list[dict]:
 def _smooth(curve: list[tuple[int, float]]) -> list[list[float]]:
     stretches = [s for s in np.array_split(np.array(curve, float).reshape(-1, 2), CURVE_POINTS) if len(s)]
     return [[int(s[-1, 0]), _short(s[:, 1].mean())] for s in stretches]
+
+
+def count_spikes(losses: np.ndarray) -> int:
+    """The steps whose loss is above the median of the 201 steps around it + 0.1 nats, the report's rule for a spike.
+
+    The report (arXiv 2608.30320, section 3.3) does not say where the 201 steps lie; here the step is in their middle,
+    and at the ends of a run there are fewer.
+    """
+    if not len(losses):
+        return 0
+    padded = np.pad(losses.astype(float), SPIKE_WINDOW // 2, constant_values=np.nan)
+    medians = np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, SPIKE_WINDOW), axis=1)
+    return int(np.sum(losses > medians + SPIKE_HEIGHT))
 
 
 def _short(loss: float) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from grlab.experiment import Experiment, Row
 from grlab.report import checks, lr, stats
-from grlab.report.records import Record
+from grlab.report.records import SPIKE_HEIGHT, SPIKE_WINDOW, Record
 from grlab.report.render import Block
 
 NONE = "-"
@@ -124,6 +124,9 @@ def build(experiment: Experiment, records: Sequence[Record]) -> Table:
         if names:
             blocks = (blocks[0], _benchmark_block(experiment, results, marks, names), blocks[1])
         notes = (*_incomplete(results), *_notes(experiment, results, names))
+        if experiment.stability:
+            blocks = (_stability_block(results, marks), *blocks)
+            notes = (_SPIKES, *notes)
     if unclean := checks.unclean(records):
         footnotes.append(f"Made with uncommitted changes to the code: {', '.join(unclean)}.")
     notes = (*footnotes, *notes, *experiment.notes)
@@ -235,6 +238,26 @@ def _cost_block(experiment: Experiment, results: Sequence[RowResult], marks: Map
         cells += [NONE if flops is None else f"{flops / 1e6:,.2f}", NONE if r.speed is None else f"{r.speed:.2f}"]
         lines.append(cells)
     return Block("Cost", ["row", "parameters", "MFLOP/token", "tokens/s, relative"], lines)
+
+
+_SPIKES = (
+    f"A spike is a step whose training loss is above the median of the {SPIKE_WINDOW} steps around it by more "
+    f"than {SPIKE_HEIGHT} nats; clipped: steps whose gradient norm was above optim.clip. Both are counted over "
+    "all seeds, also those that diverged, and given for 10,000 steps."
+)
+
+
+def _stability_block(results: Sequence[RowResult], marks: Mapping[str, str]) -> Block:
+    lines = []
+    for r in results:
+        steps = sum(run.step for run in r.runs)
+        known = steps and all(run.spikes is not None for run in r.runs)
+        rates = [1e4 * sum(getattr(run, what) for run in r.runs) / steps for what in ("spikes", "clipped") if known]
+        diverged = sum(run.status == "diverged" for run in r.runs)
+        cells = [r.row.label + marks.get(r.row.name, ""), *(f"{rate:.1f}" for rate in rates or [])]
+        cells += [NONE] * (3 - len(cells)) + [f"{diverged} of {len(r.runs)}", f"{steps:,}"]
+        lines.append(cells)
+    return Block("Stability", ["row", "spikes", "clipped", "diverged", "steps"], lines)
 
 
 def _footnotes(results: Sequence[RowResult], flagged: Mapping[str, list[str]]) -> tuple[dict[str, str], list[str]]:

@@ -42,7 +42,7 @@ class GatedSite(Site):
         mix=permutations     H = Σ_p softmax(α W_res vec R̂ + b)_p P_p, b = 0 for the identity, −8 for others
         norm=joint           one RMS over all n·d values; shared_gain: one gain [d] for all streams
         gate_input=last      logits from R̂_n alone; pooled: from the mean of R̂ over the streams; no 1/n in either
-        stream_dtype=float8_e4m3fn   R'_i is stored in 8 bits with a scale for each token and stream (grlab/ops/float8.py)
+        stream_dtype=float8_e4m3fn   R'_i is stored in 8 bits, a scale for each token and stream (grlab/ops/float8.py)
         top_k                only the k streams with the highest mean read gate are read; the mean stays over n
 
     The final site (`writes=False`) is the read that feeds the LM head, without an FFN or a final norm between.

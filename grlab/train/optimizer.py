@@ -1,4 +1,4 @@
-"""AdamW or Muon with linear warm-up and cosine decay, on the groups that the parameters ask for."""
+"""AdamW or Muon with linear warm-up, on the groups that the parameters ask for."""
 
 import optax
 from flax import nnx
@@ -14,8 +14,11 @@ MUON_RMS = 0.2
 
 
 def schedule(optim, steps: int) -> optax.Schedule:
-    """The learning rate of update 0 .. steps − 1: linear from 0, then a cosine to `final_lr` of the peak."""
-    return optax.warmup_cosine_decay_schedule(0.0, optim.lr, optim.warmup, steps, optim.lr * optim.final_lr)
+    """The learning rate of update 0 .. steps − 1: linear from 0, then constant, or a cosine to `final_lr` of it."""
+    peak = optim.lr * optim.lr_factor
+    if optim.schedule == "constant":
+        return optax.warmup_constant_schedule(0.0, peak, optim.warmup)
+    return optax.warmup_cosine_decay_schedule(0.0, peak, optim.warmup, steps, peak * optim.final_lr)
 
 
 def group(optim, variable: nnx.Param) -> str:

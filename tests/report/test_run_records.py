@@ -1,10 +1,11 @@
 import json
 
+import numpy as np
 import pytest
 
 from grlab.errors import UsageError
 from grlab.experiment import Experiment, Row
-from grlab.report import records
+from grlab.report import records, table
 
 ROWS = (Row("gr", "configs/gr.py", "GR"), Row("gr@1e-2", "configs/gr.py", "GR"))
 EXPERIMENT = Experiment("two", "Two rows", "gr", ROWS)
@@ -58,3 +59,33 @@ def test_records_survive_json(make_run, tmp_path):
     before = records.read(EXPERIMENT, tmp_path / "runs")
     (tmp_path / "records.json").write_text(records.to_json(EXPERIMENT, before))
     assert records.read(EXPERIMENT, tmp_path / "records.json") == before
+
+
+def test_spikes_are_counted_by_the_report_s_rule():
+    """Above the median of the 201 steps around it by more than 0.1; a slow fall is none, and neither is a plateau."""
+    losses = np.linspace(3.0, 2.0, 1000)
+    assert records.count_spikes(losses) == 0
+    spiked = losses.copy()
+    spiked[[10, 500, 501, 999]] += 0.5
+    spiked[700] += 0.05
+    assert records.count_spikes(spiked) == 4
+    plateau = losses.copy()
+    plateau[300:600] += 0.5  # the median goes with it
+    assert records.count_spikes(plateau) <= 2
+    assert records.count_spikes(np.array([])) == 0
+
+
+def test_the_table_counts_spikes_and_clipped_gradients(make_run):
+    path = make_run("prenorm", 0, 1.5, steps=400)
+    metrics = [{"step": s, "loss": 2.0 + (s in (200, 300)), "grad_norm": 1.0 + (s == 7)} for s in range(1, 401)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
+    config = json.loads((path / "config.json").read_text())
+    config["optim"]["clip"] = 1.5
+    (path / "config.json").write_text(json.dumps(config))
+    experiment = Experiment(
+        "stable", "Stable", "prenorm", (Row("prenorm", "configs/prenorm.py", "Pre-norm"),), stability=True
+    )
+    (record,) = records.read(experiment, path.parent)
+    assert (record.spikes, record.clipped) == (2, 1)
+    text = table.build(experiment, [record]).markdown()
+    assert "| Pre-norm | 50.0 | 25.0 | 0 of 1 | 400 |" in text

@@ -1,0 +1,54 @@
+"""The design axes of GR, one switch at a time, and the path from static HC to GR.
+
+    python launch.py sweep --experiment=experiments/axes.py --scale=cpu --seeds=2 --runs=runs/axes
+    python launch.py table --experiment=experiments/axes.py --runs=runs/axes --out=experiments/results/axes_cpu
+
+The report names the axes (arXiv 2608.30320, section 2.2) and publishes no numbers for them. The baseline is GR; a row
+differs from it in the one field that its label names, and the rows of other systems in `residual` and in their own
+learning rate.
+"""
+
+from grlab.experiment import Experiment, Row
+
+
+def _switch(name: str, label: str, field: str, value: object) -> Row:
+    return Row(name, "configs/gr.py", label, {f"residual.{field}": value}, differs=(f"residual.{field}",))
+
+
+EXPERIMENT = Experiment(
+    name="axes",
+    title="The design axes of GR",
+    baseline="gr",
+    rows=(
+        Row("gr", "configs/gr.py", "GR"),
+        _switch("gate_tanh", "1 gate: tanh", "gate", "tanh"),
+        _switch("gates_static", "2 gates: static", "gates", "static"),
+        _switch("read_scalar", "3 read: scalar", "read", "scalar"),
+        _switch("write_channel", "4 write: channel", "write", "channel"),
+        _switch("gate_input_last", "5 gates from the last stream", "gate_input", "last"),
+        _switch("gate_input_pooled", "5 gates from pooled streams", "gate_input", "pooled"),
+        _switch("norm_joint", "5 norm: joint", "norm", "joint"),
+        _switch("norm_shared", "5 norm: one gain", "norm", "shared_gain"),
+        _switch("mix_free", "6 H_res: free", "mix", "free"),
+        _switch("mix_sinkhorn", "6 H_res: doubly stochastic", "mix", "sinkhorn"),
+        _switch("static_term", "7 static term", "static_term", True),
+        _switch("top_2", "8 read of the top 2", "top_k", 2),
+        _switch("float8", "9 streams in FP8", "stream_dtype", "float8_e4m3fn"),
+        Row("width_only", "configs/width_only.py", "10 width only"),
+        _switch("gate_range_2", "read gate in (0, 2)", "gate_range", 2),
+        # The path: HC's streams without its dynamic maps, without H_res, with GR's gates and norm, then what follows.
+        Row("hc_static", "configs/hc_static.py", "path: HC, static"),
+        Row("hc_identity", "configs/hc_static.py", "path: without H_res", {"residual.mix": "frozen"}),
+        Row(
+            "gr_static_scalar",
+            "configs/gr.py",
+            "path: GR's norm and gates, static, scalar",
+            {"residual.gates": "static", "residual.read": "scalar"},
+            differs=("residual.gates", "residual.read"),
+        ),
+    ),
+    notes=(
+        "The path from static HC to GR goes on with row 3 (dynamic gates, scalar read) and ends with GR.",
+        "All rows of GR are trained at GR's learning rate; those of HC and width only at pre-norm's.",
+    ),
+)

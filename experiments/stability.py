@@ -1,0 +1,49 @@
+"""Loss spikes at two and four times the learning rate, with AdamW and Muon: the report's stability study.
+
+    python launch.py sweep --experiment=experiments/stability.py --scale=cpu --seeds=2 --runs=runs/stability
+
+As in the report (arXiv 2608.30320, section 3.3) the learning rate is constant after its warm-up and gradients are
+clipped at 0.5; a rate is a multiple of the row's own (experiments/lr_table5.py).
+"""
+
+from grlab.experiment import Experiment, Row
+
+_SYSTEMS = (
+    ("prenorm", "configs/prenorm.py", "Pre-norm", {}),
+    ("prenorm_gated", "configs/prenorm.py", "GatedNorm", {"residual.gated_norm": 16}),
+    ("gr", "configs/gr.py", "GR", {}),
+)
+_OPTIMIZERS = (("adamw", "AdamW"), ("muon", "Muon"))
+
+
+def _rows():
+    for optimizer, optimizer_label in _OPTIMIZERS:
+        for name, config, label, overrides in _SYSTEMS:
+            for factor in (1, 2, 4):
+                yield Row(
+                    f"{name}_{optimizer}_{factor}x",
+                    config,
+                    f"{label}, {optimizer_label}, {factor}x",
+                    {
+                        **overrides,
+                        "optim.name": optimizer,
+                        "optim.lr_factor": float(factor),
+                        "optim.schedule": "constant",
+                        "optim.clip": 0.5,
+                    },
+                    differs=("residual", "optim.lr", "optim.lr_factor", "optim.name"),
+                )
+
+
+EXPERIMENT = Experiment(
+    name="stability",
+    title="Stability at high learning rates",
+    baseline="prenorm_adamw_1x",
+    rows=tuple(_rows()),
+    notes=(
+        "The report: spikes per 10,000 steps, 25B-A3B, 28 layers: AdamW at 2x 4.3, at 4x 183; Muon with GR 0.2 and 0; "
+        "GatedNorm alone takes AdamW at 3x from 32.0 to 3.2.",
+        "Muon has no learning rate of its own: its updates are scaled to the size of AdamW's.",
+    ),
+    stability=True,
+)
