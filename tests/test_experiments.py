@@ -39,11 +39,14 @@ def test_a_row_trains_a_step(name):
     if "iterations" in config.residual:
         config.residual.iterations = 2  # 20 are in the goldens; unrolled, they are most of the compilation
     trainer = make_trainer(config, 256, parallel.make_mesh(config.mesh))
-    state = trainer.init()
-    before = jax.tree.map(np.array, state.params)
+    # Values of any kind do for this, and to draw the model's own would take longer than the step.
+    draws = np.random.default_rng(0)
+    state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), trainer.abstract)
+    before = jax.tree.map(lambda s: 0.1 * draws.standard_normal(s.shape, np.float32), trainer.abstract.params)
+    state = jax.device_put(state._replace(params=before))
     batch = {"tokens_BxT": rows.tokens(4, 32), "targets_BxT": rows.tokens(4, 32, seed=1)}
     step = trainer.step.lower(state, batch).compile({"xla_backend_optimization_level": 0})
     state, metrics = step(state, batch)
-    assert np.isfinite(metrics["loss"]) and 5 < metrics["loss"] < 8 and metrics["grad_norm"] > 0
+    assert np.isfinite(metrics["loss"]) and 4 < metrics["loss"] < 8 and metrics["grad_norm"] > 0
     moved = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (state.params, before)), strict=True)]
     assert all(np.isfinite(moved)) and np.median(moved) > 1e-4

@@ -17,7 +17,8 @@ def schedule(optim, steps: int) -> optax.Schedule:
     """The learning rate of update 0 .. steps − 1: linear from 0, then constant, or a cosine to `final_lr` of it."""
     peak = optim.lr * optim.lr_factor
     if optim.schedule == "constant":
-        return optax.warmup_constant_schedule(0.0, peak, optim.warmup)
+        warmup = optax.linear_schedule(0.0, peak, max(optim.warmup, 1))
+        return optax.join_schedules([warmup, optax.constant_schedule(peak)], [optim.warmup])
     return optax.warmup_cosine_decay_schedule(0.0, peak, optim.warmup, steps, peak * optim.final_lr)
 
 

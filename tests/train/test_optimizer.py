@@ -56,6 +56,18 @@ def test_muon_orthogonalises_each_matrix_by_itself():
     assert seen == MATRICES
 
 
+def test_schedules():
+    """Warm-up from 0 to the peak, lr · lr_factor, then constant, or a cosine to a tenth."""
+    optim = rows.tiny("prenorm", "steps=110", "optim.lr=1e-2", "optim.lr_factor=2.0", "optim.warmup=10").optim
+    cosine = [float(optimizer.schedule(optim, 110)(s)) for s in (0, 5, 10, 60, 110)]
+    np.testing.assert_allclose(cosine, [0, 1e-2, 2e-2, 1.1e-2, 2e-3], rtol=1e-5, atol=1e-9)
+    optim.schedule = "constant"
+    constant = [float(optimizer.schedule(optim, 110)(s)) for s in (0, 5, 10, 60, 110)]
+    np.testing.assert_allclose(constant, [0, 1e-2, 2e-2, 2e-2, 2e-2], rtol=1e-5, atol=1e-9)
+    optim.warmup = 0
+    assert float(optimizer.schedule(optim, 110)(0)) == pytest.approx(2e-2)
+
+
 def test_fixed_values_stay():
     """A value that is not trained has no gradient, no update and no place in the count of parameters."""
     config = rows.tiny("altup", "optim.warmup=0")
