@@ -22,7 +22,7 @@ from grlab.residual import build
 from tests.residual import functional, systems
 from tests.residual.functional import error
 
-FILES = sorted((pathlib.Path(__file__).parents[1] / "goldens").glob("*.npz"))
+FILES = sorted((pathlib.Path(__file__).parents[1] / "goldens").glob("*_n?_d*.npz"))
 VALUES = ("x0", "stream1", "x1", "stream2", "collapse")
 SITES = {"gr": ("attn_hyper_connection", "mlp_hyper_connection"), "mhc": ("attn_hc", "ffn_hc")}
 PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
