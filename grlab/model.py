@@ -94,25 +94,33 @@ class Decoder(nnx.Module):
 
 
 def _scan_packed(step, system: residual.Residual, stream, stacked):
-    """The scan of `step` over the layers, of which the backward pass has each layer's input, packed, and nothing else.
+    """The scan of `step` over the layers, of which the backward pass has what the system keeps of each layer's input.
 
-    With streams that are packed as they are it is `jax.checkpoint` with nothing saved. A packed stream may have fewer
+    Where the system neither packs nor picks, it is `jax.checkpoint` with nothing saved. A packed stream may have fewer
     bits than a gradient needs, so the gradient of a layer is taken between the unpacked streams.
     """
+    first_sites = 2 * jnp.arange(jax.tree.leaves(stacked)[0].shape[0])
 
     def forward(stream, stacked):
-        def body(packed, params):
-            return system.pack(step(system.unpack(packed), params)), packed
+        def body(packed, of_layer):
+            params, k = of_layer
+            return system.pack(step(system.unpack(packed), params)), system.keep(packed, k)
 
-        packed, inputs = jax.lax.scan(body, system.pack(stream), stacked)
-        return system.unpack(packed), (inputs, stacked)
+        packed, kept = jax.lax.scan(body, system.pack(stream), (stacked, first_sites))
+        return system.unpack(packed), (packed, kept, stacked)
 
-    def backward(kept, cotangent):
-        def body(cotangent, of_layer):
-            packed, params = of_layer
-            return jax.vjp(step, system.unpack(packed), params)[1](cotangent)
+    def backward(residuals, cotangent):
+        after, kept, stacked = residuals
 
-        return jax.lax.scan(body, cotangent, kept, reverse=True)
+        def body(carry, of_layer):
+            cotangent, after = carry
+            kept, params, k = of_layer
+            packed = system.recall(kept, after, k)
+            cotangent, of_params = jax.vjp(step, system.unpack(packed), params)[1](cotangent)
+            return (cotangent, packed), of_params
+
+        (cotangent, _), of_params = jax.lax.scan(body, (cotangent, after), (kept, stacked, first_sites), reverse=True)
+        return cotangent, of_params
 
     run = jax.custom_vjp(lambda stream, stacked: forward(stream, stacked)[0])
     run.defvjp(forward, backward)

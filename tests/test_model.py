@@ -18,6 +18,7 @@ from grlab.params import fold
 from tests import rows
 
 FLOAT8 = ("residual.stream_dtype=float8_e4m3fn",)
+PATHS = [("gr", FLOAT8), ("attnres", ("residual.block=3", "model.layers=4"))]  # with what goes other ways by path
 
 
 def value_and_grads(model, tokens_BxT):
@@ -48,7 +49,7 @@ def test_scan_equals_a_loop_of_layers(row):
     np.testing.assert_allclose(model(tokens_BxT), logits, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("row, switches", [(row, ()) for row in rows.ROWS] + [("gr", FLOAT8)], ids=str)
+@pytest.mark.parametrize("row, switches", [(row, ()) for row in rows.ROWS] + PATHS, ids=str)
 def test_paths_are_one_function(row, switches):
     """Unrolled, or with each remat policy: the same loss and gradients."""
     tokens_BxT = rows.tokens()
@@ -72,17 +73,35 @@ def test_remat_recomputes(row):
     assert count["dots"][1] > count["none"][1]
 
 
+def scans_of_gradient(model, tokens_BxT):
+    """The forward and the backward scan over the layers: the shapes and dtypes that go in and come out."""
+    graphdef, params = nnx.split(model)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda p: jnp.sum(nnx.merge(graphdef, p)(tokens_BxT))))(params)
+    scans = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "scan"]
+    return [[v.aval for v in (*scan.invars, *scan.outvars)] for scan in scans]
+
+
 def test_float8_streams_are_kept_in_eight_bits():
     """Under remat=full what goes from layer to layer, and what is kept for the backward pass, has 8 bits a value."""
-    model = rows.decoder(rows.tiny("gr", *FLOAT8, "model.remat=full", "model.layers=3"))
-    graphdef, params = nnx.split(model)
     tokens_BxT = rows.tokens()
-    jaxpr = jax.make_jaxpr(jax.grad(lambda p: jnp.sum(nnx.merge(graphdef, p)(tokens_BxT))))(params)
-    forward, backward = (e for e in jaxpr.jaxpr.eqns if e.primitive.name == "scan")
-    sizes = {"stream": (*tokens_BxT.shape, 4, 16), "kept": (3, *tokens_BxT.shape, 4, 16)}
-    for scan, name in ((forward, "stream"), (forward, "kept"), (backward, "kept")):
-        arrays = [v.aval for v in (*scan.invars, *scan.outvars) if v.aval.shape == sizes[name]]
-        assert arrays and all(a.dtype == jnp.float8_e4m3fn for a in arrays), (name, arrays)
+    model = rows.decoder(rows.tiny("gr", *FLOAT8, "model.remat=full", "model.layers=3"))
+    forward, backward = scans_of_gradient(model, tokens_BxT)
+    stream, kept = (*tokens_BxT.shape, 4, 16), (3, *tokens_BxT.shape, 4, 16)
+    for arrays, shape in ((forward, stream), (forward, kept), (backward, kept)):
+        found = [a for a in arrays if a.shape == shape]
+        assert found and all(a.dtype == jnp.float8_e4m3fn for a in found), (shape, found)
+
+
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_attention_residuals_keep_one_source_a_layer(block):
+    """Under remat=full the sources are kept once, not once a layer: memory grows as the depth, not its square."""
+    tokens_BxT = rows.tokens()
+    model = rows.decoder(rows.tiny("attnres", f"residual.block={block}", "model.remat=full", "model.layers=5"))
+    sources = 1 + -(-10 // block)
+    for arrays in scans_of_gradient(model, tokens_BxT):
+        assert any(a.shape == (*tokens_BxT.shape, sources, 16) for a in arrays)
+        assert any(a.shape == (5, *tokens_BxT.shape, 16) for a in arrays)
+        assert not any(a.shape == (5, *tokens_BxT.shape, sources, 16) for a in arrays)
 
 
 @pytest.mark.parametrize("row", ["hc", "hc_static"])

@@ -79,5 +79,15 @@ class AttentionResiduals(Residual, kind="attnres"):
         x_BxTx1xD = x_BxTxD.astype(self.frame.stream_dtype)[..., None, :]
         return jnp.pad(x_BxTx1xD, [(0, 0)] * (x_BxTxD.ndim - 1) + [(0, self.blocks), (0, 0)])
 
+    def keep(self, packed, k):
+        """The sum that the current block has so far: what is written later is all that is added to the sources."""
+        return jax.lax.dynamic_index_in_dim(packed, 1 + k // self.switches.block, axis=-2, keepdims=False)
+
+    def recall(self, kept, after, k):
+        own = 1 + k // self.switches.block
+        finished_Mx1 = (jnp.arange(after.shape[-2]) < own)[:, None]
+        before = jnp.where(finished_Mx1, after, jnp.zeros((), after.dtype))
+        return jax.lax.dynamic_update_index_in_dim(before, kept, own, axis=after.ndim - 2)
+
     def collapse(self, stream_BxTxMxD):
         return self.final(stream_BxTxMxD, self.blocks)

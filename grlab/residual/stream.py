@@ -87,13 +87,25 @@ class Residual(nnx.Module):
         """The input [B, T, D] of the LM head: it includes the final norm, or replaces it."""
         raise NotImplementedError
 
+    # What there is of the stream where the backward pass computes each layer again (model.remat=full).
+
     def pack(self, stream: Stream) -> Any:
-        """What is kept of a stream between two layers, where the backward pass computes each layer again."""
+        """The stream as it goes from layer to layer."""
         return stream
 
     def unpack(self, packed: Any) -> Stream:
         """The stream that was packed, exactly."""
         return packed
+
+    def keep(self, packed: Any, k: jax.Array) -> Any:
+        """What the backward pass is left of the stream before sublayer k, the first of a layer."""
+        del k
+        return packed
+
+    def recall(self, kept: Any, after: Any, k: jax.Array) -> Any:
+        """The packed stream before sublayer k, from what was kept of it and the packed stream after k's layer."""
+        del after, k
+        return kept
 
     def initial_std(self, matrix: str, fan_in: int, fan_out: int, std: float) -> float:
         """The standard deviation that a sublayer's `matrix` starts with, in place of the model's own `std`.
