@@ -1,6 +1,7 @@
 """The optimizer's groups, and Muon as a batch of matrices.
 
-Seen to fail: heads orthogonalised together, the stack of layers as one matrix, GR's projections to Muon.
+Seen to fail: heads orthogonalised together, the stack of layers as one matrix, GR's projections to Muon; a fixed value
+with a gradient, with an update, or counted; a constant rate whose warm-up goes on.
 """
 
 import jax
@@ -10,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 
-from grlab.params import Fixed
+from grlab.params import Fixed, count
 from grlab.train import optimizer
 from tests import rows
 
@@ -81,3 +82,5 @@ def test_fixed_values_stay():
     grads = jax.jit(jax.grad(lambda p: jnp.sum(nnx.merge(graphdef, p)(rows.tokens()) ** 2)))(params)
     assert not any(np.any(g.get_value()) for _, g in nnx.to_flat_state(grads) if isinstance(g, Fixed))
     assert "fixed" in optimizer.describe_groups(config.optim, shapes)
+    prenorm = count(nnx.state(nnx.eval_shape(lambda: rows.build(rows.tiny("prenorm")))))
+    assert count(shapes) == prenorm + 4 * (2 * 2 + 2)  # p and g of each of four sites
