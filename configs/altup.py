@@ -15,6 +15,6 @@ def get_config(scale: str = "cpu"):
     config.residual = base.residual(
         "altup",
         streams=2,  # K, the blocks
-        select="alternating",  # alternating | same: the block that is computed on
+        select="alternating",  # alternating (by sublayer) | layers (by layer) | same: the block that is computed on
     )
     return config

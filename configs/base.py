@@ -14,7 +14,7 @@ def residual(kind: str, **switches) -> ml_collections.ConfigDict:
     """`config.residual` of a row: its kind, that kind's switches, and the switches that every kind has."""
     common = {
         "gated_norm": 0,  # rank of a learned gate on every norm (GatedNorm); 0: plain norms
-        "stream_dtype": "float32",  # float32 | bfloat16 | float8_e4m3fn (GR)
+        "stream_dtype": "float32",  # float32 | bfloat16 | float8_e4m3fn (GR; saves memory with remat=full)
     }
     return ml_collections.ConfigDict({"kind": kind, **switches, **common})
 

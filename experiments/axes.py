@@ -3,9 +3,9 @@
     python launch.py sweep --experiment=experiments/axes.py --scale=cpu --seeds=2 --runs=runs/axes
     python launch.py table --experiment=experiments/axes.py --runs=runs/axes --out=experiments/results/axes_cpu
 
-The report names the axes (arXiv 2608.30320, section 2.2) and publishes no numbers for them. The baseline is GR; a row
-differs from it in the one field that its label names, and the rows of other systems in `residual` and in their own
-learning rate.
+The report names the axes (arXiv 2608.30320, section 2.2) and publishes no numbers for them. The baseline is GR; a
+numbered row differs from it in the one field that its label names, the rows of other systems in `residual` and in their
+own learning rate.
 """
 
 from grlab.experiment import Experiment, Row
@@ -34,7 +34,9 @@ EXPERIMENT = Experiment(
         _switch("static_term", "7 static term", "static_term", True),
         _switch("top_2", "8 read of the top 2", "top_k", 2),
         _switch("float8", "9 streams in FP8", "stream_dtype", "float8_e4m3fn"),
-        Row("width_only", "configs/width_only.py", "10 width only"),
+        Row("width_only", "configs/width_only.py", "10 width only, from the home stream"),
+        Row("width_only_mean", "configs/width_only.py", "10 width only, from the mean", {"residual.read_init": "mean"}),
+        Row("prenorm", "configs/prenorm.py", "Pre-norm"),
         _switch("gate_range_2", "read gate in (0, 2)", "gate_range", 2),
         # The path: HC's streams without its dynamic maps, without H_res, with GR's gates and norm, then what follows.
         Row("hc_static", "configs/hc_static.py", "path: HC, static"),
@@ -48,6 +50,8 @@ EXPERIMENT = Experiment(
         ),
     ),
     notes=(
+        "A tanh gate is 1 + λ tanh and starts at pre-norm's scale, so compare it with the read gate in (0, 2).",
+        "The report's gain of about 0.01 for width only is over pre-norm.",
         "The path from static HC to GR goes on with row 3 (dynamic gates, scalar read) and ends with GR.",
         "All rows of GR are trained at GR's learning rate; those of HC and width only at pre-norm's.",
     ),

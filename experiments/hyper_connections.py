@@ -34,7 +34,8 @@ EXPERIMENT = Experiment(
         ),
         Row("dhc_4_no_b", "configs/hc.py", "n = 4, B frozen", {"residual.write": "frozen"}, _published(2.783)),
         Row("identity_hc", "configs/identity_hc.py", "n = 4, H_res = I"),
-        Row("altup_2", "configs/altup.py", "AltUp, K = 2", {"residual.streams": 2}, _published(2.827, 62.4)),
+        # By layers: with two blocks that alternate by sublayer, one would be attention's and the other the FFN's.
+        Row("altup_2", "configs/altup.py", "AltUp, K = 2", {"residual.select": "layers"}, _published(2.827, 62.4)),
     ),
     source="arXiv 2409.19606, OLMo-1B, 500B tokens: V2 loss and average accuracy",
     notes=("Published losses are of another model, tokenizer and corpus: compare signs and order, not levels.",),

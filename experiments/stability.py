@@ -8,18 +8,18 @@ clipped at 0.5; a rate is a multiple of the row's own (experiments/lr_table5.py)
 
 from grlab.experiment import Experiment, Row
 
-_SYSTEMS = (
-    ("prenorm", "configs/prenorm.py", "Pre-norm", {}),
-    ("prenorm_gated", "configs/prenorm.py", "GatedNorm", {"residual.gated_norm": 16}),
-    ("gr", "configs/gr.py", "GR", {}),
+_SYSTEMS = (  # name, config, label, overrides, multiples of the learning rate with AdamW
+    ("prenorm", "configs/prenorm.py", "Pre-norm", {}, (1, 2, 3, 4)),
+    ("prenorm_gated", "configs/prenorm.py", "GatedNorm", {"residual.gated_norm": 16}, (1, 2, 3, 4)),
+    ("gr", "configs/gr.py", "GR", {}, (1, 2, 4)),
 )
 _OPTIMIZERS = (("adamw", "AdamW"), ("muon", "Muon"))
 
 
 def _rows():
     for optimizer, optimizer_label in _OPTIMIZERS:
-        for name, config, label, overrides in _SYSTEMS:
-            for factor in (1, 2, 4):
+        for name, config, label, overrides, factors in _SYSTEMS:
+            for factor in factors if optimizer == "adamw" else (1, 2, 4):
                 yield Row(
                     f"{name}_{optimizer}_{factor}x",
                     config,

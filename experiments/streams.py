@@ -37,4 +37,5 @@ EXPERIMENT = Experiment(
             differs=_FLOAT8,
         ),
     ),
+    notes=("n = 1 has the read of GR and not its write gate, and pre-norm's learning rate.",),
 )

@@ -57,6 +57,8 @@ def shardings(tree, mesh: Mesh, rules):
     every array that is not a parameter's.
     """
 
+    if rules.get("streams"):
+        raise errors.UsageError("config.rules.streams", rules["streams"], "the axis of the streams is never split")
     for name, axis in rules.items():
         errors.one_of(f"config.rules.{name}", axis, ["", *mesh.shape])
 

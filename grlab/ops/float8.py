@@ -5,6 +5,7 @@ that the eight bits and the scale hold; `pack` gives the eight bits. The report 
 publishes neither scale nor rounding (arXiv 2608.30320, section 2.2); these are this project's choice.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -44,8 +45,10 @@ def store(x: jax.Array, noise: jax.Array | None) -> jax.Array:
     probability of the distance, so that a sum of many roundings does not drift.
     """
     scale = scale_of(x)
-    rounded = (x / scale).astype(E4M3).astype(jnp.float32) if noise is None else _stochastic(x / scale, noise)
-    return rounded * scale
+    if noise is not None:
+        return _stochastic(x / scale, noise) * scale
+    bits = jax.lax.optimization_barrier((x / scale).astype(E4M3))  # or a compiler may drop the two conversions
+    return bits.astype(jnp.float32) * scale
 
 
 store.defvjp(lambda x, noise: (store(x, noise), None), lambda _, cotangent: (cotangent, None))
@@ -54,11 +57,12 @@ store.defvjp(lambda x, noise: (store(x, noise), None), lambda _, cotangent: (cot
 def noise(stored: jax.Array, k: jax.Array | int) -> jax.Array:
     """32 random bits for each value of the stream that is about to be written by site k.
 
-    They are a hash of what the stream holds, of the place and of k: a training step stays a function of its inputs, and
-    a layer that is computed again rounds as it did (a hash of the new value would change with its last bit).
+    They are a hash of what the stream [B, .., D] holds, of the place in its sequence and of k: a training step stays a
+    function of its inputs, a layer that is computed again rounds as it did (a hash of the new value would change with
+    its last bit), and a sequence is rounded alike in any batch.
     """
     bits = jax.lax.bitcast_convert_type(stored, jnp.uint32)
-    place = jax.lax.iota(jnp.uint32, stored.size).reshape(stored.shape)
+    place = jax.lax.iota(jnp.uint32, math.prod(stored.shape[1:])).reshape(stored.shape[1:])
     return _hash(_hash(_hash(bits) + place) + jnp.asarray(k).astype(jnp.uint32))
 
 

@@ -75,11 +75,11 @@ def sinkhorn(logits_NxN: jax.Array, iterations: int) -> jax.Array:
     h = h - jax.nn.logsumexp(h, axis=0, keepdims=True)
     h = jnp.exp(h - jax.nn.logsumexp(h, axis=1, keepdims=True))
     # The other iterations only find the scales of rows and columns: a product and a sum each, instead of a new matrix.
-    # A column that has underflowed stays zero instead of becoming 0/0.
+    # No sum is near zero: after the first iteration a column still has 1/n² of what it had.
     rows, columns = jnp.ones_like(h[:, 0]), jnp.ones_like(h[0])
     for _ in range(iterations - 1):
-        columns = columns / jnp.maximum(columns * jnp.sum(h * rows[:, None], axis=0), 1e-30)
-        rows = rows / (rows * jnp.sum(h * columns, axis=1))
+        columns = 1 / jnp.sum(h * rows[:, None], axis=0)
+        rows = 1 / jnp.sum(h * columns, axis=1)
     return jnp.moveaxis(rows[:, None] * (h * columns), (0, 1), (-2, -1))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from grlab.experiment import Experiment, Row
 from grlab.report import checks, lr, stats
-from grlab.report.records import SPIKE_HEIGHT, SPIKE_WINDOW, Record
+from grlab.report.records import SPIKE_DEVIATIONS, SPIKE_HEIGHT, SPIKE_WINDOW, Record
 from grlab.report.render import Block
 
 NONE = "-"
@@ -241,9 +241,9 @@ def _cost_block(experiment: Experiment, results: Sequence[RowResult], marks: Map
 
 
 _SPIKES = (
-    f"A spike is a step whose training loss is above the median of the {SPIKE_WINDOW} steps around it by more "
-    f"than {SPIKE_HEIGHT} nats; clipped: steps whose gradient norm was above optim.clip. Both are counted over "
-    "all seeds, also those that diverged, and given for 10,000 steps."
+    f"A spike is a step whose training loss is above the median of the {SPIKE_WINDOW} steps that end with it by more "
+    f"than {SPIKE_HEIGHT} nats (the report's rule) and by more than {SPIKE_DEVIATIONS:.0f} standard deviations of the "
+    "run's own noise. Clipped: steps whose gradient norm was above optim.clip. Both are for 10,000 steps, all seeds."
 )
 
 

@@ -27,7 +27,8 @@ class AltUpSite(Site):
         self.norm = Norm(frame, key)
         self.p = constant(jnp.eye(n), ("streams", "streams"))
         self.g = constant(jnp.ones(n), ("streams",))
-        self.active = fixed(home(k if switches.select == "alternating" else 0, n, 1.0, 0.0), ("streams",))
+        block = {"alternating": k, "layers": k // 2, "same": 0}[switches.select]
+        self.active = fixed(home(block, n, 1.0, 0.0), ("streams",))
 
     def read(self, stream_BxTxNxD):
         return self.norm(ops.combine(self.active[...], stream_BxTxNxD)), None
@@ -51,7 +52,8 @@ class AltUp(Residual, kind="altup"):
     @dataclasses.dataclass(frozen=True)
     class Switches:
         streams: int = 2  # K, the blocks
-        select: Literal["alternating", "same"] = "alternating"  # the block j* of site k: k mod K, or block 0
+        # The block j* of site k: k mod K (at K = 2 one is attention's, the other the FFN's), ⌊k/2⌋ mod K, or block 0.
+        select: Literal["alternating", "layers", "same"] = "alternating"
 
     def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
         if switches.streams < self.min_streams:

@@ -44,7 +44,7 @@ class ManifoldSite(Site):
     form has other formulas and the same start (transformers' is α = 1, b = 0, which averages the streams at once).
 
     mHC-lite (form=lite): H_res = Σ_p softmax(H̃_res)_p P_p over the n! permutation matrices, exactly doubly stochastic.
-    Its b is 0 for the identity and −8 for the others (chosen here: at n = 4 as near the identity as the others start).
+    Its b is 0 for the identity and −8 for the others at n = 4 (chosen here: as near the identity as 6 I − 3).
     """
 
     def __init__(self, switches: "ManifoldHyperConnections.Switches", frame: Frame, k, key: jax.Array):

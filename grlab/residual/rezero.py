@@ -10,7 +10,10 @@ from grlab.residual.stream import Frame, Norm, Site
 
 
 class ReZeroSite(Site):
-    """One scalar a sublayer. The paper's Transformer has no norms: the sublayer reads the stream as it is."""
+    """One scalar a sublayer. The paper's Transformer has no norms: the sublayer reads the stream as it is.
+
+    With this model's small embedding that is a small input, on which the gated FFN starts much weaker than attention.
+    """
 
     def __init__(self, switches: "ReZero.Switches", frame: Frame, key):
         if switches.norm == "pre":

@@ -16,7 +16,12 @@ def make_run(tmp_path):
         path = tmp_path / "runs" / f"{row}-{seed}"
         path.mkdir(parents=True)
         resolved = {"row": row, "scale": "cpu", "seed": seed, "steps": 100, "batch_size": 2, "seq_len": 8}
-        resolved |= {"residual": {"kind": row}, "optim": {"lr": lr, "clip": 1.0}, "data": {"name": "stdlib"}}
+        resolved |= {
+            "residual": {"kind": row},
+            "optim": {"lr": lr, "clip": 1.0},
+            "log": {"every": 1},
+            "data": {"name": "stdlib"},
+        }
         made = {"git_commit": "0123456789abcdef", "git_diff": "", "versions": {"jax": "0.10.2", "flax": "0.12.8"}}
         made |= {"device_kind": "cpu", "device_count": 1, "data_fingerprint": "f1", "resumed": []}
         made |= {"command": f"train {row} {seed}", "run_id": f"{row}{seed}"}

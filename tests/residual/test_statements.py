@@ -6,9 +6,10 @@ Seen to fail with all that `test_goldens.py` lists but the last and the eps on H
 the statements see: H_res transposed (GR free, mHC paper); H_res computed and never applied; no 1/n in GR's free H_res;
 the static term doubled; top_k of the lowest; gate_input=last from the first stream; HC's A_r not transposed; its static
 part inside the tanh; its s_alpha and s_beta swapped; no 2 in the paper form's H_post; Sinkhorn rows first and columns
-last, with and without a transposition; the final norm's eps without its n²; pre-norm writing 2 y; AttnRes reading a block
-that has not begun, and writing to the block before; the permutations transposed; a frozen map with a dynamic part; width
-only writing to the next stream; λ of LayerScale left out; c on the stream; ReZero starting at 1 (`test_start`).
+last, with and without a transposition; the final norm's eps without its n²; pre-norm writing 2 y; AttnRes reading a
+block that has not begun, and writing to the block before; the permutations transposed; a frozen map with a dynamic
+part; width only writing to the next stream; λ of LayerScale left out; c on the stream; ReZero starting at 1
+(`test_start`).
 """
 
 import dataclasses

@@ -5,13 +5,13 @@ import numpy as np
 from tests.residual import starts
 from tests.residual.statements import copies, end_of_sum, norm
 
-CASES = [{}, {"streams": 2}, {"select": "same"}, {"gated_norm": 3}]
+CASES = [{}, {"streams": 2}, {"select": "same"}, {"select": "layers"}, {"gated_norm": 3}]
 SITES = (1, 2)
 start = starts.prenorm  # p = I and g = 1: every block gets every output
 
 
 def site(p, stream, y, *, k, eps, streams, select="alternating", **switches):
-    active = k % streams if select == "alternating" else 0
+    active = {"alternating": k, "layers": k // 2, "same": 0}[select] % streams
     predicted = [sum(p["p"][i, j] * stream[:, :, j] for j in range(streams)) for i in range(streams)]
     computed = stream[:, :, active] + y  # the layer, which has a residual of its own
     new = [predicted[i] + p["g"][i] * (computed - predicted[active]) for i in range(streams)]
