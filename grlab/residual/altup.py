@@ -6,10 +6,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from grlab import errors
 from grlab.ops import streams as ops
-from grlab.params import constant, fixed, fold
-from grlab.residual.stream import Frame, Norm, Residual, Site, home
+from grlab.params import constant, fixed
+from grlab.residual.stream import Frame, Norm, Site, SummedStreams, home
 
 
 class AltUpSite(Site):
@@ -41,7 +40,7 @@ class AltUpSite(Site):
         return out_BxTxNxD.astype(stream_BxTxNxD.dtype)
 
 
-class AltUp(Residual, kind="altup"):
+class AltUp(SummedStreams, kind="altup"):
     """Blocks [B, T, K, D]: copies of the embedding at the start, their sum and the final norm at the end.
 
     That is Recycled-AltUp (section 4.1 of the paper), the form that adds no embedding.
@@ -55,18 +54,5 @@ class AltUp(Residual, kind="altup"):
         # The block j* of site k: k mod K (at K = 2 one is attention's, the other the FFN's), ⌊k/2⌋ mod K, or block 0.
         select: Literal["alternating", "layers", "same"] = "alternating"
 
-    def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
-        if switches.streams < self.min_streams:
-            raise errors.UsageError("residual.streams", switches.streams, "AltUp needs at least 2 blocks")
-        self.switches = switches
-        self.frame = frame
-        self.final_norm = Norm(frame, fold(key, "final_norm"), streams=switches.streams)
-
     def site(self, k, key):
         return AltUpSite(self.switches, self.frame, k, key)
-
-    def expand(self, x_BxTxD):
-        return ops.repeat(x_BxTxD.astype(self.frame.stream_dtype), self.switches.streams)
-
-    def collapse(self, stream_BxTxNxD):
-        return self.final_norm(jnp.sum(stream_BxTxNxD.astype(ops.F32), axis=-2))

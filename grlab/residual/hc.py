@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grlab import errors
 from grlab.ops import streams as ops
-from grlab.params import constant, fixed, fold, param
-from grlab.residual.stream import Frame, Norm, Residual, Site, home
+from grlab.params import constant, fixed, param
+from grlab.residual.stream import Frame, Norm, Site, SummedStreams, home
 
 
 class HyperConnectionSite(Site):
@@ -80,7 +79,7 @@ class HyperConnectionSite(Site):
         return ops.write(stream_BxTxNxD, b_N[..., None], y_BxTxD, jnp.swapaxes(a_r_NxN, -1, -2))
 
 
-class HyperConnections(Residual, kind="hc"):
+class HyperConnections(SummedStreams, kind="hc"):
     """Streams [B, T, N, D]: n copies of the embedding at the start, their sum and the final norm at the end."""
 
     min_streams = 1
@@ -101,20 +100,8 @@ class HyperConnections(Residual, kind="hc"):
         # The paper scales the initial output projections "by √n" and does not say which way.
         output_init: Literal["plain", "times_sqrt_n", "over_sqrt_n"] = "plain"
 
-    def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
-        errors.positive("residual.streams", switches.streams)
-        self.switches = switches
-        self.frame = frame
-        self.final_norm = Norm(frame, fold(key, "final_norm"), streams=switches.streams)
-
     def site(self, k, key):
         return HyperConnectionSite(self.switches, self.frame, k, key)
-
-    def expand(self, x_BxTxD):
-        return ops.repeat(x_BxTxD.astype(self.frame.stream_dtype), self.switches.streams)
-
-    def collapse(self, stream_BxTxNxD):
-        return self.final_norm(jnp.sum(stream_BxTxNxD.astype(ops.F32), axis=-2))
 
     def initial_std(self, matrix, fan_in, fan_out, std):
         power = {"plain": 0.0, "times_sqrt_n": 0.5, "over_sqrt_n": -0.5}[self.switches.output_init]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from grlab import errors
 from grlab.ops import streams as ops
 from grlab.params import constant, fold, normal
-from grlab.residual.stream import Frame, Norm, Residual, Site, check_permutations, home, near_identity
+from grlab.residual.stream import Frame, Norm, Site, SummedStreams, check_permutations, home, near_identity
 
 V4_EPS = 1e-6  # DeepSeek-V4's hc_eps: on the gates, on the softmax and in every Sinkhorn denominator
 
@@ -92,7 +92,7 @@ class ManifoldSite(Site):
         return ops.write(stream_BxTxNxD, post_N[..., None], y_BxTxD, res_NxN)
 
 
-class ManifoldHyperConnections(Residual, kind="mhc"):
+class ManifoldHyperConnections(SummedStreams, kind="mhc"):
     """Streams [B, T, N, D]: n copies of the embedding at the start.
 
     The paper does not say how the streams end. Here: its form and mHC-lite sum them, as HC does; the DeepSeek-V4 form
@@ -113,30 +113,24 @@ class ManifoldHyperConnections(Residual, kind="mhc"):
         iterations: int = 20  # of Sinkhorn-Knopp; form=lite has none
 
     def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
-        if switches.streams < self.min_streams:
-            raise errors.UsageError("residual.streams", switches.streams, "mHC mixes streams: needs at least 2")
+        super().__init__(switches, frame, key)
         errors.positive("residual.iterations", switches.iterations)
         if switches.form == "lite":
             check_permutations(switches.streams)
-        self.switches = switches
-        self.frame = frame
         n, d = switches.streams, frame.width
         self.learned_head = switches.form == "deepseek_v4"
         if self.learned_head:
             self.head_phi = normal(key, "head_phi", (n * d, n), ("flat", "streams"), std=0.02)
             self.head_alpha = constant(1.0)  # the head starts as transformers' does: half of each stream
             self.head_b = constant(jnp.zeros(n), ("streams",))
-        self.final_norm = Norm(frame, fold(key, "final_norm"), streams=1 if self.learned_head else n)
+            self.final_norm = Norm(frame, fold(key, "final_norm"))  # of one stream, not of a sum
 
     def site(self, k, key):
         return ManifoldSite(self.switches, self.frame, k, key)
 
-    def expand(self, x_BxTxD):
-        return ops.repeat(x_BxTxD.astype(self.frame.stream_dtype), self.switches.streams)
-
     def collapse(self, stream_BxTxNxD):
         if not self.learned_head:
-            return self.final_norm(jnp.sum(stream_BxTxNxD.astype(ops.F32), axis=-2))
+            return super().collapse(stream_BxTxNxD)
         flat_BxTxND = ops.rms_normalise(ops.flatten(stream_BxTxNxD), self.frame.norm_eps)
         out_BxTxN = ops.project(flat_BxTxND, self.head_phi[...], ops.F32)
         weights_BxTxN = jax.nn.sigmoid(self.head_alpha[...] * out_BxTxN + self.head_b[...]) + V4_EPS

@@ -68,9 +68,10 @@ class Residual(nnx.Module):
     class Switches:
         """No switches."""
 
-    def __init_subclass__(cls, *, kind: str, **kwargs):
+    def __init_subclass__(cls, *, kind: str | None = None, **kwargs):
         super().__init_subclass__(**kwargs)
-        cls.kinds[kind] = cls
+        if kind:
+            cls.kinds[kind] = cls
 
     def __init__(self, switches, frame: Frame, key: jax.Array):
         raise NotImplementedError
@@ -151,6 +152,27 @@ class Norm(nnx.Module):
             z_BxTxR = jax.nn.silu(ops.project(u_BxTxD, self.w_down[...], self.dtype))
             u_BxTxD = u_BxTxD * jax.nn.sigmoid(ops.project(z_BxTxR, self.w_up[...], self.dtype))
         return u_BxTxD
+
+
+class SummedStreams(Residual):
+    """Streams [B, T, N, D]: n copies of the embedding at the start, their sum and the final norm at the end.
+
+    What HC, mHC and AltUp share; `Switches` has `streams`.
+    """
+
+    def __init__(self, switches, frame: Frame, key: jax.Array):
+        n = switches.streams
+        if n < self.min_streams:
+            raise errors.UsageError("residual.streams", n, f"must be at least {self.min_streams}")
+        self.switches = switches
+        self.frame = frame
+        self.final_norm = Norm(frame, fold(key, "final_norm"), streams=n)
+
+    def expand(self, x_BxTxD):
+        return ops.repeat(x_BxTxD.astype(self.frame.stream_dtype), self.switches.streams)
+
+    def collapse(self, stream_BxTxNxD):
+        return self.final_norm(jnp.sum(stream_BxTxNxD.astype(ops.F32), axis=-2))
 
 
 def home(k: jax.Array | int, n: int, yes: float, no: float) -> jax.Array:

@@ -9,10 +9,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from grlab import errors
 from grlab.ops import streams as ops
-from grlab.params import constant, fixed, fold
-from grlab.residual.stream import Frame, Norm, Residual, Site, home
+from grlab.params import constant, fixed
+from grlab.residual.stream import Frame, Norm, Site, SummedStreams, home
 
 
 class WidthOnlySite(Site):
@@ -32,7 +31,7 @@ class WidthOnlySite(Site):
         return ops.write(stream_BxTxNxD, self.target[...][:, None], y_BxTxD)
 
 
-class WidthOnly(Residual, kind="width_only"):
+class WidthOnly(SummedStreams, kind="width_only"):
     """Streams [B, T, N, D]: copies of the embedding at the start; at the end their sum (chosen here) and a norm."""
 
     # The streams start as copies: a read of them scales them, which the norm after it undoes.
@@ -43,18 +42,5 @@ class WidthOnly(Residual, kind="width_only"):
         streams: int = 4
         read_init: Literal["home", "mean"] = "home"  # h starts as e_{k mod n}, or as 1/n
 
-    def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
-        if switches.streams < self.min_streams:
-            raise errors.UsageError("residual.streams", switches.streams, "width only: needs at least 2")
-        self.switches = switches
-        self.frame = frame
-        self.final_norm = Norm(frame, fold(key, "final_norm"), streams=switches.streams)
-
     def site(self, k, key):
         return WidthOnlySite(self.switches, self.frame, k, key)
-
-    def expand(self, x_BxTxD):
-        return ops.repeat(x_BxTxD.astype(self.frame.stream_dtype), self.switches.streams)
-
-    def collapse(self, stream_BxTxNxD):
-        return self.final_norm(jnp.sum(stream_BxTxNxD.astype(ops.F32), axis=-2))
