@@ -14,6 +14,6 @@ def get_config(scale: str = "cpu"):
     config.row = "layerscale"
     config.residual = base.residual(
         "layerscale",
-        start=0.1,  # λ; the paper: 0.1 up to depth 18, 1e-5 up to 24, 1e-6 beyond
+        start=0.1,  # the initial λ; the paper: 0.1 up to depth 18, 1e-5 up to 24, 1e-6 beyond
     )
     return config

@@ -4,8 +4,8 @@
     python launch.py table --experiment=experiments/axes.py --runs=runs/axes --out=experiments/results/axes_cpu
 
 The report names the axes (arXiv 2608.30320, section 2.2) and publishes no numbers for them. The baseline is GR; a
-numbered row differs from it in the one field that its label names, the rows of other systems in `residual` and in their
-own learning rate.
+row of GR differs from it in the fields that its label names, the rows of other systems in `residual` and in their own
+learning rate.
 """
 
 from grlab.experiment import Experiment, Row

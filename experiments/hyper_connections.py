@@ -38,5 +38,8 @@ EXPERIMENT = Experiment(
         Row("altup_2", "configs/altup.py", "AltUp, K = 2", {"residual.select": "layers"}, _published(2.827, 62.4)),
     ),
     source="arXiv 2409.19606, OLMo-1B, 500B tokens: V2 loss and average accuracy",
-    notes=("Published losses are of another model, tokenizer and corpus: compare signs and order, not levels.",),
+    notes=(
+        "Published losses are of another model, tokenizer and corpus: compare signs and order, not levels.",
+        "All rows are trained at pre-norm's learning rate.",
+    ),
 )

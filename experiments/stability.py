@@ -1,4 +1,4 @@
-"""Loss spikes at two and four times the learning rate, with AdamW and Muon: the report's stability study.
+"""Loss spikes at two to four times the learning rate, with AdamW and Muon: the report's stability study.
 
     python launch.py sweep --experiment=experiments/stability.py --scale=cpu --seeds=2 --runs=runs/stability
 

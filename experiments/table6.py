@@ -5,7 +5,7 @@
 
 A row with GatedNorm has it on every norm before a sublayer and before the head; GR carries such a gate in its read. The
 rows share everything but `residual` and the learning rate: GR has its own of experiments/lr_table5.py, the others
-pre-norm's.
+pre-norm's. S counts sublayers.
 """
 
 from grlab.experiment import Experiment, Row
@@ -14,8 +14,8 @@ RANK = 16  # of GatedNorm
 
 _SYSTEMS = (
     ("prenorm", "configs/prenorm.py", "Pre-norm", {}, 1.789, 1.787),
-    ("attnres_s4", "configs/attnres.py", "Block AttnRes, S = 4", {"residual.block": 4}, 1.773, 1.768),
-    ("attnres_s2", "configs/attnres.py", "Block AttnRes, S = 2", {"residual.block": 2}, 1.770, 1.766),
+    ("attnres_s4", "configs/attnres_block.py", "Block AttnRes, S = 4", {}, 1.773, 1.768),
+    ("attnres_s2", "configs/attnres_block.py", "Block AttnRes, S = 2", {"residual.block": 2}, 1.770, 1.766),
     ("attnres", "configs/attnres.py", "Full AttnRes", {}, 1.762, 1.758),
 )
 

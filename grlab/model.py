@@ -96,7 +96,7 @@ class Decoder(nnx.Module):
 def _scan_packed(step, system: residual.Residual, stream, stacked):
     """The scan of `step` over the layers, of which the backward pass has what the system keeps of each layer's input.
 
-    Where the system neither packs nor picks, it is `jax.checkpoint` with nothing saved. A packed stream may have fewer
+    With a system's default hooks it is `jax.checkpoint` with nothing saved. A packed stream may have fewer
     bits than a gradient needs, so the gradient of a layer is taken between the unpacked streams.
     """
     first_sites = 2 * jnp.arange(jax.tree.leaves(stacked)[0].shape[0])

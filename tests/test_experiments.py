@@ -3,12 +3,14 @@
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from grlab import parallel
 from grlab import sweep as sweeps
 from grlab.config import ROOT, flatten
 from grlab.config import load as load_config
 from grlab.experiment import load
+from grlab.params import Fixed
 from grlab.train.step import make_trainer
 from tests import rows
 
@@ -39,10 +41,13 @@ def test_a_row_trains_a_step(name):
     if "iterations" in config.residual:
         config.residual.iterations = 2  # 20 are in the goldens; unrolled, they are most of the compilation
     trainer = make_trainer(config, 256, parallel.make_mesh(config.mesh))
-    # Values of any kind do for this, and to draw the model's own would take longer than the step.
+    # Parameters of any value do for this, and to draw the model's own would take longer than the step; but what is
+    # fixed, such as a site's place among the sources, is what it is.
     draws = np.random.default_rng(0)
     state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), trainer.abstract)
+    fixed = nnx.state(rows.build(config), Fixed)
     before = jax.tree.map(lambda s: 0.1 * draws.standard_normal(s.shape, np.float32), trainer.abstract.params)
+    before = nnx.merge_state(before, fixed)
     state = jax.device_put(state._replace(params=before))
     batch = {"tokens_BxT": rows.tokens(4, 32), "targets_BxT": rows.tokens(4, 32, seed=1)}
     step = trainer.step.lower(state, batch).compile({"xla_backend_optimization_level": 0})

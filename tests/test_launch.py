@@ -42,7 +42,7 @@ TRAIN = ["train", "--config=configs/gr.py:tiny"]
         ([*TRAIN, "--workdir={tmp}", "--config.rules.embed=fsd"], "config.rules.embed='fsd': did you mean 'fsdp'?"),
         (["train", "--config=README.md", "--workdir={tmp}"], "--config='README.md'"),
         ([*TRAIN, "--workdir={tmp}", "--config.mesh.data=5"], "config.mesh='data=5"),
-        (["table", "--experiment=experiments/table6.py", "--runs={tmp}"], "table6.py"),
+        (["table", "--experiment=experiments/tabel6.py", "--runs={tmp}"], "did you mean 'experiments/table6.py'"),
         (["table", "--experiment=experiments/table5.py", "--runs={tmp}"], "no run of table5"),
         (["table", "--experiment=experiments/table5.py", "--runs={tmp}", "--outt=x"], "did you mean '--out'?"),
         (["sweep", "--experiment=experiments/table5.py", "--scale=cpuu", "--runs={tmp}"], "did you mean 'cpu'?"),
@@ -70,10 +70,8 @@ def test_the_door_from_a_shell(tmp_path):
         check=False,
     )
     assert (bad.returncode, bad.stdout) == (2, "")
-    assert bad.stderr == (
-        "error: config.optim='lrr': did you mean 'lr'? "
-        "known: accumulate, b1, b2, clip, eps, final_lr, lr, name, warmup, weight_decay\n"
-    )
+    assert bad.stderr.startswith("error: config.optim='lrr': did you mean 'lr'? known: accumulate, b1, b2, ")
+    assert bad.stderr.count("\n") == 1
     for command in ("train", "sweep", "table"):
         help_ = subprocess.run([sys.executable, door, command, "--help"], capture_output=True, text=True, check=False)
         assert help_.returncode == 0 and f"example: python launch.py {command} --" in help_.stdout

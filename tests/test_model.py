@@ -1,6 +1,6 @@
 """The decoder around the residual systems: scan, remat and precision are paths of one function; starts are shared.
 
-Each test was seen to fail: a policy left out of `step` breaks `test_remat_recomputes`; the layer index given to all
+Seen to fail: a policy left out of `step` breaks `test_remat_recomputes`; the layer index given to all
 layers alike breaks `test_scan_equals_a_loop_of_layers` (home streams differ); a final norm whose eps is not scaled by
 n² breaks `test_hc_starts_as_prenorm`; a mask left off breaks `test_causal`;
 AttnRes without what it keeps of the current block breaks `test_paths_are_one_function`.

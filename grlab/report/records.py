@@ -90,7 +90,8 @@ def _read_run(row: str, seed: int, rows_in_config: tuple[str, ...], path: Path) 
     record = Record(row, seed, config, provenance, final, step, heldout, _smooth(train))
     if config["log"]["every"] != 1:
         return record  # spikes are of single steps
-    clipped = sum(m["grad_norm"] > config["optim"]["clip"] for m in points if "grad_norm" in m)
+    norms = [m["grad_norm"] for m in metrics if "grad_norm" in m]
+    clipped = sum(norm is None or norm > config["optim"]["clip"] for norm in norms)  # None: not finite
     return dataclasses.replace(record, spikes=count_spikes(np.array([loss for _, loss in train])), clipped=clipped)
 
 

@@ -254,7 +254,7 @@ def _stability_block(results: Sequence[RowResult], marks: Mapping[str, str]) -> 
         known = steps and all(run.spikes is not None for run in r.runs)
         rates = [1e4 * sum(getattr(run, what) for run in r.runs) / steps for what in ("spikes", "clipped") if known]
         diverged = sum(run.status == "diverged" for run in r.runs)
-        cells = [r.row.label + marks.get(r.row.name, ""), *(f"{rate:.1f}" for rate in rates or [])]
+        cells = [r.row.label + marks.get(r.row.name, ""), *(f"{rate:.1f}" for rate in rates)]
         cells += [NONE] * (3 - len(cells)) + [f"{diverged} of {len(r.runs)}", f"{steps:,}"]
         lines.append(cells)
     return Block("Stability", ["row", "spikes", "clipped", "diverged", "steps"], lines)

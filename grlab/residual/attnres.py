@@ -12,6 +12,11 @@ from grlab.params import constant, fixed, fold
 from grlab.residual.stream import Frame, Norm, Residual, Site
 
 
+def own_source(k, block: int):
+    """The source that sublayer k adds to; source 0 is the embedding."""
+    return 1 + k // block
+
+
 class DepthAttention(nnx.Module):
     """x = Σ_i softmax_i(q · RMSNorm(source_i)) source_i over the sources there are, then a norm.
 
@@ -42,7 +47,7 @@ class AttentionResidualSite(Site):
 
     def __init__(self, switches: "AttentionResiduals.Switches", frame: Frame, k, key: jax.Array):
         self.attend = DepthAttention(frame, key)
-        self.own = fixed(1 + k // switches.block)  # the source that this site adds to; source 0 is the embedding
+        self.own = fixed(own_source(k, switches.block))
         self.last = fixed(-(-k // switches.block))  # the last source that has anything in it
 
     def read(self, stream_BxTxMxD):
@@ -58,7 +63,7 @@ class AttentionResidualSite(Site):
 class AttentionResiduals(Residual, kind="attnres"):
     """Sources [B, T, M, D], M = 1 + ⌈sites / S⌉, the embedding first; the end is one more read, over all of them."""
 
-    # The queries start at 0, which the keys' gain multiplies; so does the first site's for ever, which has one source.
+    # source_gain multiplies q, which is 0. The first site has one source, so that its q has no gradient for ever.
     asleep_at_start = frozenset({"source_gain", "q"})
 
     @dataclasses.dataclass(frozen=True)
@@ -81,10 +86,10 @@ class AttentionResiduals(Residual, kind="attnres"):
 
     def keep(self, packed, k):
         """The sum that the current block has so far: what is written later is all that is added to the sources."""
-        return jax.lax.dynamic_index_in_dim(packed, 1 + k // self.switches.block, axis=-2, keepdims=False)
+        return jax.lax.dynamic_index_in_dim(packed, own_source(k, self.switches.block), axis=-2, keepdims=False)
 
     def recall(self, kept, after, k):
-        own = 1 + k // self.switches.block
+        own = own_source(k, self.switches.block)
         finished_Mx1 = (jnp.arange(after.shape[-2]) < own)[:, None]
         before = jnp.where(finished_Mx1, after, jnp.zeros((), after.dtype))
         return jax.lax.dynamic_update_index_in_dim(before, kept, own, axis=after.ndim - 2)

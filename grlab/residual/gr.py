@@ -39,7 +39,7 @@ class GatedSite(Site):
         gate_range=2         a read gate 2σ, which starts at the pre-norm's scale
         mix=free             R' = H R + s y with H = I + λ tanh(W_res vec R̂ / n), λ learned from 0.01
         mix=sinkhorn         H = Sinkhorn-Knopp(exp(α W_res vec R̂ + b)), α from 0.01, b = 6 I − 3 (as mHC)
-        mix=permutations     H = Σ_p softmax(α W_res vec R̂ + b)_p P_p, b = 0 for the identity, −8 for others
+        mix=permutations     H = Σ_p softmax(α W_res vec R̂ + b)_p P_p, b as mHC-lite
         norm=joint           one RMS over all n·d values; shared_gain: one gain [d] for all streams
         gate_input=last      logits from R̂_n alone; pooled: from the mean of R̂ over the streams; no 1/n in either
         stream_dtype=float8_e4m3fn   R'_i is stored in 8 bits, a scale for each token and stream (grlab/ops/float8.py)

@@ -55,7 +55,7 @@ class Site(nnx.Module):
 
 
 class Residual(nnx.Module):
-    """A residual system, one a model; `Switches` are the fields of `config.residual` beside `kind`."""
+    """A residual system, one a model; `Switches` are the fields of `config.residual` of its kind alone."""
 
     kinds: typing.ClassVar[dict[str, type["Residual"]]] = {}
     # What the tests over all rows need to know of a system.

@@ -7,7 +7,6 @@ from optax.transforms import MaskedNode
 
 from grlab.params import Fixed, map_params
 
-NAMES = ("adamw", "muon")
 # Muon's update has about the size of AdamW's (arXiv 2502.16982, section 2.2), so that one learning rate and one weight
 # decay serve both groups.
 MUON_RMS = 0.2

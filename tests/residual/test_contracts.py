@@ -1,6 +1,6 @@
 """What every residual system promises, over every row: a new row is tested by being registered.
 
-Each test was seen to fail: the transposed map (`mix` with H transposed, Sinkhorn with columns last) breaks
+Seen to fail: the transposed map (`mix` with H transposed, Sinkhorn with columns last) breaks
 `test_equal_streams_stay_equal`; leaving H_res out of `write` breaks `test_the_mixing_is_applied`; a cast of the stream
 to the compute dtype breaks `test_dtypes`; a parameter that the read does not use, and GR's projections started at zero,
 break `test_every_parameter_learns`.
