@@ -41,7 +41,8 @@ def _split(config_json: str):
 
 def decoder(config: ConfigDict) -> Decoder:
     """The row's model with its initial values: a model of one's own, though its values are drawn once."""
-    return nnx.merge(*_split(json.dumps(config.to_dict(), sort_keys=True)))
+    graphdef, state = _split(json.dumps(config.to_dict(), sort_keys=True))
+    return nnx.merge(graphdef, jax.tree.map(lambda value: value, state))  # merge would share the variables themselves
 
 
 def system(row: str, *overrides: str):

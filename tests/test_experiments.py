@@ -45,9 +45,16 @@ def test_a_row_trains_a_step(name):
     # fixed, such as a site's place among the sources, is what it is.
     draws = np.random.default_rng(0)
     state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), trainer.abstract)
-    fixed = nnx.state(rows.build(config), Fixed)
-    before = jax.tree.map(lambda s: 0.1 * draws.standard_normal(s.shape, np.float32), trainer.abstract.params)
-    before = nnx.merge_state(before, fixed)
+    fixed = dict(nnx.to_flat_state(jax.jit(lambda: nnx.state(rows.build(config), Fixed))()))
+    before = nnx.from_flat_state(
+        (
+            path,
+            v.replace(
+                np.array(fixed[path].get_value()) if path in fixed else 0.1 * draws.standard_normal(v.shape, np.float32)
+            ),
+        )
+        for path, v in nnx.to_flat_state(trainer.abstract.params)
+    )
     state = jax.device_put(state._replace(params=before))
     batch = {"tokens_BxT": rows.tokens(4, 32), "targets_BxT": rows.tokens(4, 32, seed=1)}
     step = trainer.step.lower(state, batch).compile({"xla_backend_optimization_level": 0})
