@@ -9,6 +9,7 @@ stopped by signal n, its state saved.
 """
 
 import argparse
+import dataclasses
 import functools
 import os
 import sys
@@ -55,7 +56,10 @@ def table(args, rest: list[str]) -> int:
     _no_more(rest)
     from grlab import experiment, report
 
-    report.write(experiment.load(args.experiment), args.runs, args.out)
+    chosen = experiment.load(args.experiment)
+    if args.baseline:
+        chosen = dataclasses.replace(chosen, baseline=args.baseline)
+    report.write(chosen, args.runs, args.out)
     return 0
 
 
@@ -88,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--dry_run", action="store_true", help="print the commands and run nothing")
         if name == "table":
             command.add_argument("--out", metavar="DIR", help="write the table, figure and records here")
+            command.add_argument("--baseline", metavar="ROW", help="compare with this row, not the experiment's own")
         if name != "table":
             command.add_argument_group("fields").add_argument(
                 "--config.FIELD", dest="_", metavar="VALUE", help="override a field, such as --config.steps=100"
@@ -113,7 +118,7 @@ def _overrides(rest: list[str]) -> list[str]:
 
 def _no_more(rest: list[str]) -> None:
     if rest:
-        known = ("config", "workdir", "experiment", "scale", "seeds", "jobs", "runs", "on", "dry_run", "out")
+        known = "config workdir experiment scale seeds jobs runs on dry_run out baseline".split()
         raise unknown("argument", rest[0].partition("=")[0], [f"--{name}" for name in known])
 
 

@@ -7,23 +7,9 @@ not among the seeds of the table (0, 1, 2), so that the rates are not chosen on 
 makes it a list of one seed; `--seeds=1000` would be a thousand seeds.)
 """
 
-from grlab.experiment import Experiment, Row, load
+from grlab.experiment import load, rate_grid
 
 GRID = ("7e-3", "1e-2", "5e-3", "1.4e-2")  # factors of √2, run from the middle out until no row's best is at an end
 STEPS = 1000
 
-EXPERIMENT = Experiment(
-    name="lr_table5",
-    title="Learning rates of pre-norm, mHC and GR",
-    baseline="prenorm@1e-2",
-    rows=tuple(
-        Row(
-            name=f"{row.name}@{lr}",
-            config=row.config,
-            label=f"{row.label} @ {lr}",
-            overrides={"optim.lr": float(lr), "steps": STEPS},
-        )
-        for lr in GRID
-        for row in load("experiments/table5.py").rows
-    ),
-)
+EXPERIMENT = rate_grid(load("experiments/table5.py"), GRID, STEPS)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from grlab.config import import_file
@@ -59,6 +59,30 @@ class Experiment:
             if row.name == name:
                 return row
         raise unknown("row", name, [row.name for row in self.rows])
+
+
+def rate_grid(experiment: Experiment, rates: Sequence[str], steps: int) -> Experiment:
+    """The rows of `experiment`, each at every one of the peak learning rates `rates` ("1e-2"), for `steps` updates.
+
+    Its table is a grid of losses by row and rate, with the best of each row.
+    """
+    rows = tuple(
+        dataclasses.replace(
+            row,
+            name=f"{row.name}@{rate}",
+            label=f"{row.label} @ {rate}",
+            overrides={**row.overrides, "optim.lr": float(rate), "steps": steps},
+            published={},
+        )
+        for rate in rates
+        for row in experiment.rows
+    )
+    return Experiment(
+        name=f"lr_{experiment.name}",
+        title=f"Learning rates: {experiment.title}",
+        baseline=f"{experiment.baseline}@{rates[0]}",
+        rows=rows,
+    )
 
 
 def load(path: str | Path) -> Experiment:

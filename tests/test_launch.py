@@ -45,6 +45,7 @@ TRAIN = ["train", "--config=configs/gr.py:tiny"]
         (["table", "--experiment=experiments/tabel6.py", "--runs={tmp}"], "did you mean 'experiments/table6.py'"),
         (["table", "--experiment=experiments/table5.py", "--runs={tmp}"], "no run of table5"),
         (["table", "--experiment=experiments/table5.py", "--runs={tmp}", "--outt=x"], "did you mean '--out'?"),
+        (["table", "--experiment=experiments/table5.py", "--runs={tmp}", "--baseline=grr"], "did you mean 'gr'?"),
         (["sweep", "--experiment=experiments/table5.py", "--scale=cpuu", "--runs={tmp}"], "did you mean 'cpu'?"),
         (["sweep", "--experiment=experiments/table5.py", "--scale=tiny", "--runs={tmp}", "--seeds=0"], "seeds='0'"),
         (["sweep", "--experiment=experiments/table5.py", "--scale=tiny", "--runs={tmp}", "--on=slrum"], "on='slrum'"),
@@ -96,4 +97,9 @@ def test_a_sweep_from_nothing_to_its_table(tmp_path, capfd):
         )
         == 0
     )
+    capfd.readouterr()
+    runs = f"--runs={tmp_path / 'runs'}"
+    assert launch.main(["table", "--experiment=experiments/demo.py", runs, "--baseline=gr"]) == 0
+    gr = next(line for line in capfd.readouterr().out.splitlines() if line.startswith("GR "))
+    assert "baseline" in gr
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"table.md", "table.csv", "figure.png", "records.json"}

@@ -10,7 +10,7 @@ import pytest
 from grlab import launchers, sweep
 from grlab.config import ROOT, covered, differences
 from grlab.errors import RunFailed, UsageError
-from grlab.experiment import Experiment, Row, load
+from grlab.experiment import Experiment, Row, load, rate_grid
 from grlab.launchers import local
 
 PAIR = Experiment(
@@ -67,6 +67,12 @@ def test_every_row_is_given_the_same_learning_rates():
     assert set(rates) == {row.config for row in load("experiments/table5.py").rows}
     (grid,) = {tuple(sorted(r)) for r in rates.values()}
     assert len(set(grid)) == len(grid) >= 4
+
+
+def test_a_rate_grid_is_every_row_at_every_rate():
+    grid = rate_grid(PAIR, ("1e-2", "3e-3"), steps=7)
+    assert [row.name for row in grid.rows] == ["prenorm@1e-2", "gr@1e-2", "prenorm@3e-3", "gr@3e-3"]
+    assert grid.rows[3].overrides == {"optim.lr": 3e-3, "steps": 7} and grid.baseline == "prenorm@1e-2"
 
 
 def test_errors_of_experiments(tmp_path):

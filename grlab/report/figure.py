@@ -22,10 +22,12 @@ _STEEP = 0.2  # the first part of a run, steep and alike in all rows, is let out
 
 def draw(table: Table, records: Sequence[Record], path: str | Path) -> None:
     """Writes a PNG, 1600 pixels wide: for a learning-rate grid loss against rate, else curves and differences."""
-    figure = matplotlib.figure.Figure(figsize=(10, 5), dpi=160, layout="constrained")
+    height = max(5, 0.55 * len(table.results))  # so that the names of all rows stand apart
+    figure = matplotlib.figure.Figure(figsize=(10, height), dpi=160, layout="constrained")
     figure.suptitle(table.experiment.title, fontsize=12, x=0.01, ha="left")
     grid = lr.grid(table.experiment, records)
     if grid:
+        figure.set_figheight(5)
         _rates(figure.subplots(), grid)
     else:
         axes = figure.subplot_mosaic([["curves", "final"], ["gaps", "final"]], width_ratios=(1.15, 1))

@@ -293,6 +293,8 @@ def _notes(experiment: Experiment, results: Sequence[RowResult], names: Sequence
     ]
     if any(r.loss_delta and r.loss_delta.interval is None for r in results):
         notes.append("One seed gives a difference and no interval: nothing is resolved by it.")
+    if any(r.loss_delta and len(r.loss_delta.by_seed) == 2 for r in results):
+        notes.append("Two seeds give an interval of 12.7 standard errors to each side: little is resolved by them.")
     if names:
         finals = [run.final for r in results for run in r.runs if run.status == "done"]
         items = {name: n for final in finals for name, n in final["benchmark_items"].items()}
