@@ -1,6 +1,7 @@
 """The table of the Hyper-Connections paper: static and dynamic, with and without tanh, n, frozen parts, AltUp.
 
-    python launch.py sweep --experiment=experiments/hyper_connections.py --scale=cpu --seeds=2 --runs=runs/hc
+    python launch.py sweep --experiment=experiments/hyper_connections.py --scale=cpu --seeds=3 --runs=runs/hc
+    python launch.py table --experiment=experiments/hyper_connections.py --runs=runs/hc
 
 All rows are trained at pre-norm's learning rate: HC starts as the pre-norm network.
 """

@@ -1,6 +1,7 @@
 """Loss spikes at two to four times the learning rate, with AdamW and Muon: the report's stability study.
 
-    python launch.py sweep --experiment=experiments/stability.py --scale=cpu --seeds=2 --runs=runs/stability
+    python launch.py sweep --experiment=experiments/stability.py --scale=cpu --seeds=3 --runs=runs/stability
+    python launch.py table --experiment=experiments/stability.py --runs=runs/stability
 
 As in the report (arXiv 2608.30320, section 3.3) the learning rate is constant after its warm-up and gradients are
 clipped at 0.5; a rate is a multiple of the row's own (experiments/lr_table5.py).

@@ -1,6 +1,7 @@
 """How many streams, of what rank, and in how many bits: GR from n = 1 to 8, ranks d/32 to d/2, and FP8.
 
-    python launch.py sweep --experiment=experiments/streams.py --scale=cpu --seeds=2 --runs=runs/streams
+    python launch.py sweep --experiment=experiments/streams.py --scale=cpu --seeds=3 --runs=runs/streams
+    python launch.py table --experiment=experiments/streams.py --runs=runs/streams
 
 n = 1 is pre-norm with GatedNorm, of GR's rank. The ranks are of the width 64 of the scale cpu.
 """
