@@ -22,7 +22,7 @@ SCALES = {
         "eval": {"every": 100, "tokens": 65_536, "cloze_items": 100},
         "checkpoint": {"every": 100},
     },
-    # 4.1 M bytes at half a million parameters, 7 to 17 minutes a row on one core: the scale of the tables, and base's.
+    # 4.1 M bytes at half a million parameters, 6 to 20 minutes a row on one core: the scale of the tables, and base's.
     "cpu": {},
 }
 

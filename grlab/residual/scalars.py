@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax
 
 from grlab.ops import streams as ops
-from grlab.params import constant, fold
-from grlab.residual.stream import Frame, Norm, Residual, Site
+from grlab.params import constant
+from grlab.residual.prenorm import PreNorm
+from grlab.residual.stream import Frame, Norm, Site
 
 
 class Stream(NamedTuple):
@@ -34,21 +35,16 @@ class ScalarSite(Site):
         return Stream(x_BxTxD.astype(stream.x.dtype), stream.start)
 
 
-class LearnedScalars(Residual, kind="scalars"):
+class LearnedScalars(PreNorm, kind="scalars"):
     """The plain stream, carried with its start."""
-
-    def __init__(self, switches, frame: Frame, key: jax.Array):
-        del switches
-        self.frame = frame
-        self.final_norm = Norm(frame, fold(key, "final_norm"))
 
     def site(self, k, key):
         del k
         return ScalarSite(self.frame, key)
 
     def expand(self, x_BxTxD):
-        x_BxTxD = x_BxTxD.astype(self.frame.stream_dtype)
+        x_BxTxD = super().expand(x_BxTxD)
         return Stream(x_BxTxD, x_BxTxD)
 
     def collapse(self, stream):
-        return self.final_norm(stream.x)
+        return super().collapse(stream.x)
