@@ -2,15 +2,14 @@
 
     python launch.py train --config=configs/attnres.py:cpu --workdir=runs/attnres-0
 
-Sets beside `residual`: optim.lr, pre-norm's (it had no learning-rate sweep of its own).
+Sets `residual` alone: it had no learning-rate sweep of its own and trains at pre-norm's rate.
 """
 
-from configs import base, prenorm
+from configs import base
 
 
 def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
-    config.optim.lr = prenorm.LR.get(scale, config.optim.lr)
     config.row = "attnres"
     config.residual = base.residual(
         "attnres",

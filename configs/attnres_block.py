@@ -2,7 +2,7 @@
 
     python launch.py train --config=configs/attnres_block.py:cpu --workdir=runs/attnres_block-0
 
-Sets beside `residual`: optim.lr (pre-norm's).
+Sets `residual` alone, like configs/attnres.py.
 """
 
 from configs import attnres

@@ -7,7 +7,7 @@ Sets beside `residual`: optim.lr, from the learning-rate sweep of all rows of Ta
 
 from configs import base
 
-LR = {"cpu": 1e-2}  # the best of experiments/lr_table5.py; other scales have the base's
+LR = {"cpu": 1e-2}  # the best of experiments/lr_table5.py; other scales keep theirs
 
 
 def get_config(scale: str = "cpu"):

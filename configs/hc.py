@@ -2,15 +2,15 @@
 
     python launch.py train --config=configs/hc.py:cpu --workdir=runs/hc-0
 
-Sets beside `residual`: optim.lr, pre-norm's (HC starts as that network; it had no learning-rate sweep of its own).
+Sets `residual` alone: it had no learning-rate sweep of its own and trains at pre-norm's rate, whose network it
+is at the start.
 """
 
-from configs import base, prenorm
+from configs import base
 
 
 def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
-    config.optim.lr = prenorm.LR.get(scale, config.optim.lr)
     config.row = "hc"
     config.residual = base.residual(
         "hc",

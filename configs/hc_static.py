@@ -2,7 +2,7 @@
 
     python launch.py train --config=configs/hc_static.py:cpu --workdir=runs/hc_static-0
 
-Sets beside `residual`: optim.lr (that of the dynamic row).
+Sets `residual` alone, like configs/hc.py.
 """
 
 from configs import hc

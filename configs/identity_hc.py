@@ -2,7 +2,7 @@
 
     python launch.py train --config=configs/identity_hc.py:cpu --workdir=runs/identity_hc-0
 
-Sets beside `residual`: optim.lr (that of HC).
+Sets `residual` alone, like configs/hc.py.
 """
 
 from configs import hc

@@ -2,7 +2,7 @@
 
     python launch.py train --config=configs/mhc_lite.py:cpu --workdir=runs/mhc_lite-0
 
-Sets beside `residual`: optim.lr (that of mHC's paper form).
+Sets beside `residual`: optim.lr, like configs/mhc.py.
 """
 
 from configs import mhc

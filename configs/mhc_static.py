@@ -7,7 +7,7 @@ Sets beside `residual`: optim.lr, from the learning-rate sweep of all rows of Ta
 
 from configs import mhc
 
-LR = {"cpu": 7e-3}  # the best of experiments/lr_table5.py; other scales have the base's
+LR = {"cpu": 7e-3}  # the best of experiments/lr_table5.py; other scales keep theirs
 
 
 def get_config(scale: str = "cpu"):

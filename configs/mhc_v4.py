@@ -4,7 +4,7 @@ The sites start as the paper form's do.
 
     python launch.py train --config=configs/mhc_v4.py:cpu --workdir=runs/mhc_v4-0
 
-Sets beside `residual`: optim.lr (that of mHC's paper form).
+Sets beside `residual`: optim.lr, like configs/mhc.py.
 """
 
 from configs import mhc

@@ -11,8 +11,8 @@ learning rate.
 from grlab.experiment import Experiment, Row
 
 
-def _switch(name: str, label: str, field: str, value: object) -> Row:
-    return Row(name, "configs/gr.py", label, {f"residual.{field}": value}, differs=(f"residual.{field}",))
+def _gr(name: str, label: str, **switches: object) -> Row:
+    return Row(name, "configs/gr.py", label, {f"residual.{field}": value for field, value in switches.items()})
 
 
 EXPERIMENT = Experiment(
@@ -20,34 +20,28 @@ EXPERIMENT = Experiment(
     title="The design axes of GR",
     baseline="gr",
     rows=(
-        Row("gr", "configs/gr.py", "GR"),
-        _switch("gate_tanh", "1 gate: tanh", "gate", "tanh"),
-        _switch("gates_static", "2 gates: static", "gates", "static"),
-        _switch("read_scalar", "3 read: scalar", "read", "scalar"),
-        _switch("write_channel", "4 write: channel", "write", "channel"),
-        _switch("gate_input_last", "5 gates from the last stream", "gate_input", "last"),
-        _switch("gate_input_pooled", "5 gates from pooled streams", "gate_input", "pooled"),
-        _switch("norm_joint", "5 norm: joint", "norm", "joint"),
-        _switch("norm_shared", "5 norm: one gain", "norm", "shared_gain"),
-        _switch("mix_free", "6 H_res: free", "mix", "free"),
-        _switch("mix_sinkhorn", "6 H_res: doubly stochastic", "mix", "sinkhorn"),
-        _switch("static_term", "7 static term", "static_term", True),
-        _switch("top_2", "8 read of the top 2", "top_k", 2),
-        _switch("float8", "9 streams in FP8", "stream_dtype", "float8_e4m3fn"),
+        _gr("gr", "GR"),
+        _gr("gate_tanh", "1 gate: tanh", gate="tanh"),
+        _gr("gates_static", "2 gates: static", gates="static"),
+        _gr("read_scalar", "3 read: scalar", read="scalar"),
+        _gr("write_channel", "4 write: channel", write="channel"),
+        _gr("gate_input_last", "5 gates from the last stream", gate_input="last"),
+        _gr("gate_input_pooled", "5 gates from pooled streams", gate_input="pooled"),
+        _gr("norm_joint", "5 norm: joint", norm="joint"),
+        _gr("norm_shared", "5 norm: one gain", norm="shared_gain"),
+        _gr("mix_free", "6 H_res: free", mix="free"),
+        _gr("mix_sinkhorn", "6 H_res: doubly stochastic", mix="sinkhorn"),
+        _gr("static_term", "7 static term", static_term=True),
+        _gr("top_2", "8 read of the top 2", top_k=2),
+        _gr("float8", "9 streams in FP8", stream_dtype="float8_e4m3fn"),
         Row("width_only", "configs/width_only.py", "10 width only, from the home stream"),
         Row("width_only_mean", "configs/width_only.py", "10 width only, from the mean", {"residual.read_init": "mean"}),
         Row("prenorm", "configs/prenorm.py", "Pre-norm"),
-        _switch("gate_range_2", "read gate in (0, 2)", "gate_range", 2),
+        _gr("gate_range_2", "read gate in (0, 2)", gate_range=2),
         # The path: HC's streams without its dynamic maps, without H_res, with GR's gates and norm, then what follows.
         Row("hc_static", "configs/hc_static.py", "path: HC, static"),
         Row("hc_identity", "configs/hc_static.py", "path: without H_res", {"residual.mix": "frozen"}),
-        Row(
-            "gr_static_scalar",
-            "configs/gr.py",
-            "path: GR's norm and gates, static, scalar",
-            {"residual.gates": "static", "residual.read": "scalar"},
-            differs=("residual.gates", "residual.read"),
-        ),
+        _gr("gr_static_scalar", "path: GR's norm and gates, static, scalar", gates="static", read="scalar"),
     ),
     notes=(
         "A tanh gate is 1 + λ tanh and starts at pre-norm's scale, so compare it with the read gate in (0, 2).",

@@ -32,7 +32,7 @@ def _rows():
                         "optim.schedule": "constant",
                         "optim.clip": 0.5,
                     },
-                    differs=("residual", "optim.lr", "optim.lr_factor", "optim.name"),
+                    differs=("optim.lr_factor", "optim.name"),
                 )
 
 

@@ -8,11 +8,9 @@ n = 1 is pre-norm with GatedNorm, of GR's rank. The ranks are of the width 64 of
 
 from grlab.experiment import Experiment, Row
 
-_FLOAT8 = ("residual.stream_dtype", "residual.rounding")
 
-
-def _gr(name: str, label: str, field: str, value: object) -> Row:
-    return Row(name, "configs/gr.py", label, {f"residual.{field}": value}, differs=(f"residual.{field}",))
+def _gr(name: str, label: str, **switches: object) -> Row:
+    return Row(name, "configs/gr.py", label, {f"residual.{field}": value for field, value in switches.items()})
 
 
 EXPERIMENT = Experiment(
@@ -22,21 +20,15 @@ EXPERIMENT = Experiment(
     rows=(
         Row("gr", "configs/gr.py", "GR: n = 4, rank d/8"),
         Row("n1", "configs/prenorm.py", "n = 1: GatedNorm", {"residual.gated_norm": 8}),
-        _gr("n2", "n = 2", "streams", 2),
-        _gr("n8", "n = 8", "streams", 8),
-        _gr("rank_2", "rank d/32", "rank", 2),
-        _gr("rank_4", "rank d/16", "rank", 4),
-        _gr("rank_16", "rank d/4", "rank", 16),
-        _gr("rank_32", "rank d/2", "rank", 32),
-        _gr("bf16", "streams in bfloat16", "stream_dtype", "bfloat16"),
-        _gr("float8", "streams in FP8, stochastic rounding", "stream_dtype", "float8_e4m3fn"),
-        Row(
-            "float8_nearest",
-            "configs/gr.py",
-            "streams in FP8, nearest",
-            {"residual.stream_dtype": "float8_e4m3fn", "residual.rounding": "nearest"},
-            differs=_FLOAT8,
-        ),
+        _gr("n2", "n = 2", streams=2),
+        _gr("n8", "n = 8", streams=8),
+        _gr("rank_2", "rank d/32", rank=2),
+        _gr("rank_4", "rank d/16", rank=4),
+        _gr("rank_16", "rank d/4", rank=16),
+        _gr("rank_32", "rank d/2", rank=32),
+        _gr("bf16", "streams in bfloat16", stream_dtype="bfloat16"),
+        _gr("float8", "streams in FP8, stochastic rounding", stream_dtype="float8_e4m3fn"),
+        _gr("float8_nearest", "streams in FP8, nearest", stream_dtype="float8_e4m3fn", rounding="nearest"),
     ),
     notes=("n = 1 has the read of GR and not its write gate, and pre-norm's learning rate.",),
 )

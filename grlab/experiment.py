@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from grlab.config import import_file
+from grlab.config import covered, import_file
 from grlab.errors import UsageError, unknown
 
-ALWAYS_DIFFERS = ("row",)
+COMPARED = ("residual", "optim.lr")  # what the rows of an experiment are there to differ in
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+@-]*")
 
 
@@ -18,8 +18,8 @@ class Row:
 
     `config` is a config file, relative to the repository. `overrides` maps a field ("optim.lr") to the value it is
     given on the command line. `published` maps "loss", "average" and benchmark names to published figures. `differs`
-    lists the config fields, or prefixes of fields, in which the row may differ from the experiment's baseline; so may
-    `row`, which the sweep sets to the row's name.
+    lists the config fields, or prefixes of fields, beside `residual` and `optim.lr` in which the row may differ from
+    the experiment's baseline (`Experiment.may_differ`).
     """
 
     name: str
@@ -27,7 +27,7 @@ class Row:
     label: str
     overrides: Mapping[str, object] = dataclasses.field(default_factory=dict)
     published: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    differs: tuple[str, ...] = ("residual", "optim.lr")
+    differs: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +59,18 @@ class Experiment:
             if row.name == name:
                 return row
         raise unknown("row", name, [row.name for row in self.rows])
+
+    def may_differ(self, row: Row) -> tuple[str, ...]:
+        """The config fields, or prefixes of fields, in which `row` may differ from the baseline.
+
+        They are its `differs`, its name, and of `residual` and `optim.lr` all where the row has another config file
+        than the baseline, but only what the one or the other overrides where they share it: one switch at a time.
+        """
+        baseline = self.row(self.baseline)
+        compared = COMPARED
+        if row.config == baseline.config:
+            compared = tuple(f for f in (*row.overrides, *baseline.overrides) if covered(f, COMPARED))
+        return ("row", *compared, *row.differs)
 
 
 def rate_grid(experiment: Experiment, rates: Sequence[str], steps: int) -> Experiment:

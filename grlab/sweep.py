@@ -12,7 +12,7 @@ from grlab import report
 from grlab.config import ROOT, UNCOMPARED, covered, differences
 from grlab.config import load as load_config
 from grlab.errors import UsageError
-from grlab.experiment import ALWAYS_DIFFERS, Experiment, Row
+from grlab.experiment import Experiment, Row
 from grlab.launchers import Launcher
 
 
@@ -68,7 +68,7 @@ def plan(
         baseline = next(run for run in batch if run.row.name == experiment.baseline)
         for run in batch:
             for field, (ours, theirs) in differences(run.config, baseline.config).items():
-                if not covered(field, (*ALWAYS_DIFFERS, *run.row.differs)):
+                if not covered(field, experiment.may_differ(run.row)):
                     remedy = f"{experiment.baseline} has {theirs!r}; declare the field in the row's `differs`"
                     raise UsageError(f"{run.row.name}: {field}", ours, remedy)
         runs += batch

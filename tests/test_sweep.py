@@ -49,7 +49,7 @@ def test_rows_differ_from_their_baseline_in_what_they_declare_alone(path, tmp_pa
         configs = {run.row.name: run.config for run in sweep.plan(experiment, scale, (3,), tmp_path)}
         for row in experiment.rows:
             found = differences(configs[row.name], configs[experiment.baseline])
-            assert all(covered(field, ("row", *row.differs)) for field in found), (row.name, found)
+            assert all(covered(field, experiment.may_differ(row)) for field in found), (row.name, found)
             assert configs[row.name]["seed"] == 3 and configs[row.name]["wandb"]["group"] == experiment.name
 
 
@@ -131,6 +131,17 @@ def test_a_row_that_differs_in_more_than_it_declares_is_refused(tmp_path):
     unfair = Row("gr", "configs/gr.py", "GR", {"steps": 9})
     with pytest.raises(UsageError, match="gr: steps=9: prenorm has 8"):
         plan(tmp_path, experiment=Experiment("x", "X", "prenorm", (PAIR.rows[0], unfair)))
+
+
+def test_a_row_of_the_baselines_config_may_differ_in_what_it_overrides_alone():
+    switch = {"residual.read": "scalar", "steps": 9}
+    rows = (Row("gr", "configs/gr.py", "GR"), Row("s", "configs/gr.py", "S", switch, differs=("seq_len",)))
+    experiment = Experiment("x", "X", "gr", (*rows, PAIR.rows[0]))
+    assert experiment.may_differ(rows[1]) == ("row", "residual.read", "seq_len")
+    assert experiment.may_differ(rows[0]) == ("row",)
+    assert experiment.may_differ(PAIR.rows[0]) == ("row", "residual", "optim.lr")
+    experiment = Experiment("x", "X", "s", rows)
+    assert experiment.may_differ(rows[0]) == ("row", "residual.read")
 
 
 # States

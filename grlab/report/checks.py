@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from grlab.config import UNCOMPARED, covered, differences
-from grlab.experiment import ALWAYS_DIFFERS, Experiment
+from grlab.experiment import Experiment
 from grlab.report.records import Record
 
 # What may differ from run to run without a word.
@@ -22,6 +22,7 @@ def flags(experiment: Experiment, records: Sequence[Record]) -> dict[str, list[s
     found = {}
     for row in experiment.rows:
         runs = [r for r in records if r.row == row.name]
+        may_differ = experiment.may_differ(row)
         said = {}  # text -> seeds
         for run in runs:
             for field, pair in differences(run.provenance, reference.provenance, _PROVENANCE_FREE).items():
@@ -29,10 +30,10 @@ def flags(experiment: Experiment, records: Sequence[Record]) -> dict[str, list[s
             for text in _resumptions(run):
                 said.setdefault(text, []).append(run.seed)
             for field, pair in differences(run.config, reference.config, _CONFIG_FREE).items():
-                if not covered(field, (*ALWAYS_DIFFERS, *row.differs)):
+                if not covered(field, may_differ):
                     said.setdefault(_say(field, pair, reference), []).append(run.seed)
             for field, pair in differences(run.config, runs[0].config, _CONFIG_FREE).items():
-                if covered(field, row.differs):
+                if covered(field, may_differ):
                     said.setdefault(_say(field, pair, runs[0]), []).append(run.seed)
         if said:
             found[row.name] = [f"{_seeds(seeds, len(runs))}{text}" for text, seeds in said.items()]

@@ -5,11 +5,11 @@ from typing import Literal
 
 from grlab.ops import streams as ops
 from grlab.params import constant
-from grlab.residual.prenorm import PreNorm
-from grlab.residual.stream import Frame, Norm, Site
+from grlab.residual.prenorm import PreNorm, PreNormSite
+from grlab.residual.stream import Frame
 
 
-class ReZeroSite(Site):
+class ReZeroSite(PreNormSite):
     """One scalar a sublayer. The paper's Transformer has no norms: the sublayer reads the stream as it is.
 
     With this model's small embedding that is a small input, on which the gated FFN starts much weaker than attention.
@@ -17,16 +17,15 @@ class ReZeroSite(Site):
 
     def __init__(self, switches: "ReZero.Switches", frame: Frame, key):
         if switches.norm == "pre":
-            self.norm = Norm(frame, key)
+            super().__init__(frame, key)
         self.a = constant(0.0)
         self.dtype = frame.compute_dtype
 
     def read(self, stream_BxTxD):
-        return self.norm(stream_BxTxD) if hasattr(self, "norm") else stream_BxTxD.astype(self.dtype), None
+        return super().read(stream_BxTxD) if hasattr(self, "norm") else (stream_BxTxD.astype(self.dtype), None)
 
     def write(self, stream_BxTxD, y_BxTxD, gates):
-        y_BxTxD = self.a[...] * y_BxTxD.astype(ops.F32)
-        return (stream_BxTxD.astype(ops.F32) + y_BxTxD).astype(stream_BxTxD.dtype)
+        return super().write(stream_BxTxD, self.a[...] * y_BxTxD.astype(ops.F32), gates)
 
 
 class ReZero(PreNorm, kind="rezero"):
