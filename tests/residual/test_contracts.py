@@ -258,11 +258,22 @@ def test_wrong_switches_are_one_line(fields, line):
     assert "\n" not in str(e.value)
 
 
+def products(jaxpr):
+    """The matrix products of a program and of the programs in it."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield equation
+        for parameter in jax.tree.leaves(list(equation.params.values())):
+            if hasattr(parameter, "eqns") or hasattr(parameter, "jaxpr"):
+                yield from products(getattr(parameter, "jaxpr", parameter))
+
+
 @pytest.mark.parametrize("row", rows.ROWS)
-def test_float32_products_are_not_left_to_the_accelerator(row):
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+def test_float32_products_are_not_left_to_the_accelerator(row, compute_dtype):
     """Every product of two float32 arrays in a read or a write asks for full precision: a TPU's default is bf16."""
     fields = rows.tiny(row).residual.to_dict()
-    system = residual.build(fields, width=16, layers=2, key=jax.random.key(0), compute_dtype="bfloat16")
+    system = residual.build(fields, width=16, layers=2, key=jax.random.key(0), compute_dtype=compute_dtype)
     site = system.site(1, jax.random.key(1))
     stream = system.expand(jnp.ones((2, 4, 16)))
 
@@ -270,6 +281,9 @@ def test_float32_products_are_not_left_to_the_accelerator(row):
         x_BxTxD, gates = site.read(stream)
         return site.write(stream, x_BxTxD, gates)
 
-    for equation in jax.make_jaxpr(read_and_write)(stream).jaxpr.eqns:
-        if equation.primitive.name == "dot_general" and all(v.aval.dtype == jnp.float32 for v in equation.invars):
+    found = list(products(jax.make_jaxpr(read_and_write)(stream).jaxpr))
+    has_matrices = any(path[-1].startswith(("w_", "phi_")) for path, _ in nnx.to_flat_state(nnx.state(site)))
+    assert found or not has_matrices
+    for equation in found:
+        if all(v.aval.dtype == jnp.float32 for v in equation.invars):
             assert equation.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2, equation

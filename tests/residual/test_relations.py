@@ -16,6 +16,7 @@ from grlab.model import Layer
 from grlab.residual import deepnorm, gr
 from grlab.residual.stream import Frame, Norm
 from tests import rows
+from tests.residual import starts
 from tests.residual.functional import error, with_parameters
 
 KEY = jax.random.key(0)
@@ -54,21 +55,20 @@ def test_gated_norm_is_the_read_of_gr_with_one_stream():
 
 
 def test_full_attention_residuals_are_blocks_of_one():
-    """And one block of everything is a read of the embedding and of the sum of the outputs: two sources."""
-    full, one, everything = (
-        rows.decoder(rows.tiny(row, *overrides))
-        for row, overrides in (
-            ("attnres", ()),
-            ("attnres_block", ["residual.block=1"]),
-            ("attnres_block", ["residual.block=4"]),
-        )
-    )
-    assert everything.residual.expand(jnp.zeros((1, 1, 16))).shape == (1, 1, 2, 16)
-    for model in (full, one, everything):  # with queries at 0 all of them read the same direction
+    """The full form, in which every output is a source of its own, is the block form's whole model with S = 1."""
+    one, everything = (rows.decoder(rows.tiny("attnres_block", f"residual.block={s}")) for s in (1, 4))
+    for model in (one, everything):  # with queries at 0 both of them read the same direction
         rows.randomise(model, 1.0, names=("q",))
     tokens_BxT = rows.tokens()
-    np.testing.assert_array_equal(full(tokens_BxT), one(tokens_BxT))
-    assert float(jnp.abs(everything(tokens_BxT) - full(tokens_BxT)).max()) > 0.1
+    sites = [one.layers.attention_site.attend.q[...], one.layers.ffn_site.attend.q[...]]
+    queries = [*jnp.stack(sites, axis=1).reshape(4, -1), one.residual.final.q[...]]
+    sources = [starts.embed(one, tokens_BxT)]
+    for sublayer, q in zip([*starts.sublayers(one), lambda x: x @ one.head[...]], queries, strict=True):
+        there = jnp.stack(sources)
+        weights = jax.nn.softmax(starts.norm(there) @ q, axis=0)
+        sources.append(sublayer(starts.norm(jnp.einsum("s...,s...d->...d", weights, there))))
+    assert error(one(tokens_BxT), sources[-1]) < starts.EXACT
+    assert error(everything(tokens_BxT), sources[-1]) > 0.1
 
 
 @pytest.mark.parametrize("layers", [4, 28, 100])
