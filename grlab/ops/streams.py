@@ -64,25 +64,6 @@ def write(stream_BxTxNxD: jax.Array, s_Nx1: jax.Array, y_BxTxD: jax.Array, h_NxN
     return (kept + s_Nx1 * y_BxTxD.astype(F32)[..., None, :]).astype(stream_BxTxNxD.dtype)
 
 
-def sinkhorn(logits_NxN: jax.Array, iterations: int) -> jax.Array:
-    """The doubly stochastic projection of exp(logits) (mHC, eq. 9): columns first, rows last.
-
-    The rows are normalised last because `mix` contracts them: equal streams then come out unchanged to rounding,
-    however far the columns still are from their sum. The first iteration runs on logarithms, so that no logit
-    overflows. Shape [..., N, N], float32.
-    """
-    h = jnp.moveaxis(logits_NxN.astype(F32), (-2, -1), (0, 1))  # the tokens along the vector lanes
-    h = h - jax.nn.logsumexp(h, axis=0, keepdims=True)
-    h = jnp.exp(h - jax.nn.logsumexp(h, axis=1, keepdims=True))
-    # The other iterations only find the scales of rows and columns: a product and a sum each, instead of a new matrix.
-    # No sum is near zero: after the first iteration a column still has 1/n² of what it had.
-    rows, columns = jnp.ones_like(h[:, 0]), jnp.ones_like(h[0])
-    for _ in range(iterations - 1):
-        columns = 1 / jnp.sum(h * rows[:, None], axis=0)
-        rows = 1 / jnp.sum(h * columns, axis=1)
-    return jnp.moveaxis(rows[:, None] * (h * columns), (0, 1), (-2, -1))
-
-
 def permutation_mixture(logits_P: jax.Array, n: int) -> jax.Array:
     """Σ_p softmax(logits)_p P_p over the P = n! permutations of n streams (mHC-lite, arXiv 2601.05732).
 

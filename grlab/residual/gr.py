@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from grlab import errors
 from grlab.ops import float8
 from grlab.ops import streams as ops
+from grlab.ops.sinkhorn import sinkhorn
 from grlab.params import constant, fixed, fold, normal
 from grlab.residual.stream import Frame, Residual, Site, check_permutations, home, near_identity
 
@@ -151,7 +152,7 @@ class GatedSite(Site):
         out_BxTxNxN = out.reshape(*out.shape[:-1], n, n)
         if mix == "free":
             return jnp.eye(n) + self.lam_res[...] * jnp.tanh(out_BxTxNxN / n)
-        return ops.sinkhorn(self.alpha_res[...] * out_BxTxNxN + self.b_res[...], iterations=20)
+        return sinkhorn(self.alpha_res[...] * out_BxTxNxN + self.b_res[...], iterations=20)
 
     def read(self, stream_BxTxNxD):
         switches = self.switches

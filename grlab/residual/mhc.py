@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from grlab import errors
 from grlab.ops import streams as ops
+from grlab.ops.sinkhorn import sinkhorn
 from grlab.params import constant, fold, normal
 from grlab.residual.stream import Frame, Norm, Site, SummedStreams, check_permutations, home, near_identity
 
@@ -81,7 +82,7 @@ class ManifoldSite(Site):
             return h_pre_N, h_post_N, ops.permutation_mixture(res, n)
         if self.switches.form == "deepseek_v4":
             return h_pre_N + V4_EPS, h_post_N, sinkhorn_v4(res, iterations)
-        return h_pre_N, h_post_N, ops.sinkhorn(res, iterations)
+        return h_pre_N, h_post_N, sinkhorn(res, iterations)
 
     def read(self, stream_BxTxNxD):
         pre_N, post_N, res_NxN = self.maps(stream_BxTxNxD)

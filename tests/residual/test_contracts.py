@@ -17,6 +17,7 @@ from grlab import residual
 from grlab.errors import UsageError
 from grlab.model import token_nats
 from grlab.ops import streams as ops
+from grlab.ops.sinkhorn import sinkhorn
 from grlab.params import Fixed
 from grlab.residual.mhc import V4_EPS
 from tests import rows
@@ -189,17 +190,17 @@ def test_weight_decay_falls_on_matrices_alone(row):
 def test_sinkhorn_is_finite_and_its_rows_sum_to_one(std):
     """For logits up to ±1e4, values and gradients are finite and each row sums to 1, in float32."""
     logits = std * jax.random.normal(jax.random.key(0), (64, 4, 4))
-    h = ops.sinkhorn(logits, 20)
+    h = sinkhorn(logits, 20)
     assert h.dtype == jnp.float32 and bool(jnp.all(jnp.isfinite(h)))
     np.testing.assert_allclose(h.sum(-1), 1, atol=1e-6)
-    grad = jax.grad(lambda logits: jnp.sum(ops.sinkhorn(logits, 20) ** 2))(logits)
+    grad = jax.grad(lambda logits: jnp.sum(sinkhorn(logits, 20) ** 2))(logits)
     assert bool(jnp.all(jnp.isfinite(grad)))
     if std == 1.0:
         np.testing.assert_allclose(h.sum(-2), 1, atol=5e-3)
 
 
 def test_sinkhorn_keeps_float32_under_bf16_logits():
-    h = ops.sinkhorn(jax.random.normal(jax.random.key(0), (64, 4, 4), jnp.bfloat16), 20)
+    h = sinkhorn(jax.random.normal(jax.random.key(0), (64, 4, 4), jnp.bfloat16), 20)
     assert h.dtype == jnp.float32
     np.testing.assert_allclose(h.sum(-1), 1, atol=1e-6)
 
