@@ -27,6 +27,7 @@ def get_config(scale: str = "cpu"):
         norm="per_stream",  # per_stream | shared_gain | joint
         gate_input="all",  # all | last | pooled: the streams that the gates are predicted from
         static_term=False,  # a learned constant beside the dynamic logits
+        init_std=0.02,  # of all projections; 0.02 as published for d = 2560, whose gates 1/√d gives to other widths
         top_k=0,  # streams read for each token; 0: all
         rounding="stochastic",  # stochastic | nearest: of streams stored in float8_e4m3fn
     )

@@ -38,12 +38,15 @@ EXPERIMENT = Experiment(
         Row("width_only_mean", "configs/width_only.py", "10 width only, from the mean", {"residual.read_init": "mean"}),
         Row("prenorm", "configs/prenorm.py", "Pre-norm"),
         _gr("gate_range_2", "read gate in (0, 2)", gate_range=2),
+        _gr("init_std", "gates that start as at d = 2560", init_std=0.125),  # 1/√d at the width 64 of the scale cpu
         # The path: HC's streams without its dynamic maps, without H_res, with GR's gates and norm, then what follows.
         Row("hc_static", "configs/hc_static.py", "path: HC, static"),
         Row("hc_identity", "configs/hc_static.py", "path: without H_res", {"residual.mix": "frozen"}),
         _gr("gr_static_scalar", "path: GR's norm and gates, static, scalar", gates="static", read="scalar"),
     ),
     notes=(
+        "The published N(0, 0.02) of GR's projections is for d = 2560. At d = 64 its gates start nearly constant; "
+        "N(0, 1/d) gives their logits the spread that they have there (0.1 for reads, 0.5 for writes).",
         "A tanh gate is 1 + λ tanh and starts at pre-norm's scale, so compare it with the read gate in (0, 2).",
         "The report's gain of about 0.01 for width only is over pre-norm.",
         "The path from static HC to GR goes on with row 3 (dynamic gates, scalar read) and ends with GR.",

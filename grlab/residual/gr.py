@@ -16,8 +16,6 @@ from grlab.ops.sinkhorn import sinkhorn
 from grlab.params import constant, fixed, fold, normal
 from grlab.residual.stream import Frame, Residual, Site, check_permutations, home, near_identity
 
-STD = 0.02  # of every projection. They must not start at zero: the streams would stay equal for ever
-
 
 class GatedSite(Site):
     """One gated connection   (eq. 30-35; n streams, rank r).
@@ -37,6 +35,9 @@ class GatedSite(Site):
         static_term          logits b + the dynamic ones
         gate=tanh            1 + λ tanh(logits), λ learned from 0.01, for read and write: it starts at the pre-norm's
                              scale, so it compares with gate_range=2
+        init_std             0.02 as published, for d = 2560; the spread of the gates at the start grows with the width,
+                             and at 1/√d (rank d/8) every width has the published one's: 0.1 in the logits of reads, 0.5
+                             in those of writes. Never 0: the streams would stay equal for ever
         gate_range=2         a read gate 2σ, which starts at the pre-norm's scale
         mix=free             R' = H R + s y with H = I + λ tanh(W_res vec R̂ / n), λ learned from 0.01
         mix=sinkhorn         H = Sinkhorn-Knopp(exp(α W_res vec R̂ + b)), α from 0.01, b = 6 I − 3 (as mHC)
@@ -78,7 +79,7 @@ class GatedSite(Site):
                 self.b_res = constant(near_identity(n), ("streams",))
             if switches.mix != "none":
                 columns = self.b_res.size if hasattr(self, "b_res") else n * n
-                self.w_res = normal(key, "w_res", (n * d, columns), ("flat", "streams"), STD)
+                self.w_res = normal(key, "w_res", (n * d, columns), ("flat", "streams"), switches.init_std)
         if switches.gates == "static" or switches.static_term:
             start_N = home(k, n, 1.0, -1.0)
             for name, granularity in (("read", switches.read), ("write", switches.write))[: 1 + writes]:
@@ -94,15 +95,15 @@ class GatedSite(Site):
 
     def _make_gate(self, key: jax.Array, name: str, granularity: str):
         """The projections of the `name` gate: low rank to a gate a channel, or straight to one a stream."""
-        n, d, r = self.switches.streams, self.gain.shape[-1], self.switches.rank
+        n, d, r, std = self.switches.streams, self.gain.shape[-1], self.switches.rank, self.switches.init_std
         if self.switches.gates == "static":
             return
         if granularity == "scalar":
-            setattr(self, f"w_{name}", normal(key, f"w_{name}", (self.fan_in, n), ("flat", "streams"), STD))
+            setattr(self, f"w_{name}", normal(key, f"w_{name}", (self.fan_in, n), ("flat", "streams"), std))
         else:
             stem = "w" if name == "read" else f"w_{name}"
-            setattr(self, f"{stem}_down", normal(key, f"{stem}_down", (self.fan_in, r), ("flat", "rank"), STD))
-            setattr(self, f"{stem}_up", normal(key, f"{stem}_up", (r, n * d), ("rank", "flat"), STD))
+            setattr(self, f"{stem}_down", normal(key, f"{stem}_down", (self.fan_in, r), ("flat", "rank"), std))
+            setattr(self, f"{stem}_up", normal(key, f"{stem}_up", (r, n * d), ("rank", "flat"), std))
 
     def normalise(self, stream_BxTxNxD):
         """R̂ [B, T, N, D] in float32."""
@@ -196,12 +197,14 @@ class GatedResidual(Residual, kind="gr"):
         gate_input: Literal["all", "last", "pooled"] = "all"
         static_term: bool = False
         top_k: int = 0  # streams read; 0: all
+        init_std: float = 0.02  # of all projections; as published, for d = 2560
         rounding: Literal["stochastic", "nearest"] = "stochastic"  # of streams stored in float8_e4m3fn
 
     def __init__(self, switches: Switches, frame: Frame, key: jax.Array):
         if switches.streams < self.min_streams:
             raise errors.UsageError("residual.streams", switches.streams, "GR needs at least 2; n = 1 is GatedNorm")
         errors.positive("residual.rank", switches.rank)
+        errors.positive("residual.init_std", switches.init_std)
         if not 0 <= switches.top_k <= switches.streams:
             raise errors.UsageError("residual.top_k", switches.top_k, f"must lie in 0 .. streams={switches.streams}")
         if switches.static_term and switches.gates == "static":

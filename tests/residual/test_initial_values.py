@@ -50,6 +50,7 @@ VALUES = [
 SPREADS = [
     ({"kind": "gr", "rank": 16}, {"w_down": 0.02, "w_up": 0.02, "w_write": 0.02}),
     ({"kind": "gr", "rank": 16, "write": "channel", "mix": "free"}, {"w_write_up": 0.02, "w_res": 0.02}),
+    ({"kind": "gr", "rank": 16, "init_std": 0.1}, {"w_down": 0.1, "w_up": 0.1, "w_write": 0.1}),
     ({"kind": "mhc"}, {"phi_pre": 0.02, "phi_post": 0.02, "phi_res": 0.02}),
     ({"kind": "prenorm", "gated_norm": 16}, {"norm.w_down": 0.02, "norm.w_up": 0.02}),
 ]

@@ -13,6 +13,7 @@ import pytest
 
 from grlab import residual
 from grlab.model import Layer
+from grlab.ops import streams as ops
 from grlab.residual import deepnorm, gr
 from grlab.residual.stream import Frame, Norm
 from tests import rows
@@ -52,6 +53,21 @@ def test_gated_norm_is_the_read_of_gr_with_one_stream():
     read.gain[...], read.w_down[...], read.w_up[...] = norm.gain[...][None], norm.w_down[...], norm.w_up[...]
     x_BxTxD = jax.random.normal(KEY, (2, 8, d))
     np.testing.assert_allclose(norm(x_BxTxD), read.read(x_BxTxD[:, :, None])[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("d, init_std", [(2560, 0.02), (64, 64**-0.5), (256, 256**-0.5)])
+def test_the_gates_of_gr_start_with_the_published_spread_at_every_width(d, init_std):
+    """Logits of standard deviation 0.1 (reads) and 0.5 (writes) at d = 2560 and 0.02; elsewhere at 1/√d, rank d/8."""
+    frame = Frame(d, 2, 1e-6, jnp.dtype("float32"), jnp.dtype("float32"))
+    spreads = []
+    for seed in range(4):
+        switches = gr.GatedResidual.Switches(rank=d // 8, init_std=init_std)
+        site = gr.GatedSite(switches, frame, 0, jax.random.key(seed))
+        stream = ops.repeat(jax.random.normal(jax.random.key(100 + seed), (1, 32, d)), 4)
+        source, divisor = site._gate_input(site.normalise(stream))
+        logits = [site._logits(name, of, source, divisor) for name, of in (("read", "channel"), ("write", "scalar"))]
+        spreads.append([jnp.std(v) for v in logits])
+    np.testing.assert_allclose(np.mean(spreads, axis=0), [0.1, 0.5], rtol=0.2)
 
 
 def test_full_attention_residuals_are_blocks_of_one():
