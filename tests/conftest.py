@@ -2,11 +2,17 @@
 
 import os
 import signal
+import tempfile
 
 # The tests compile hundreds of small programs and run each once: compiling without optimisation halves their time.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["WANDB_MODE"] = "offline"
+# A run, its resumption and its repetition in another process compile the same programs: once is enough. A cache of this
+# process and its children, so that none is read while it is written.
+_CACHE = tempfile.TemporaryDirectory(prefix="grlab-tests-")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 # A background job of a script starts with SIGINT ignored, and what is ignored at the start stays so in grlab.
 for _signum, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
