@@ -17,7 +17,7 @@ from grlab.errors import UsageError
 from grlab.train import loop
 from tests import rows
 
-DEVICES = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+DEVICES = "--xla_force_host_platform_device_count=8"
 
 
 def launch(workdir, config_file, devices: bool):
@@ -27,7 +27,7 @@ def launch(workdir, config_file, devices: bool):
         "from grlab.train import loop\n"
         "loop.train(ConfigDict(json.loads(Path(sys.argv[1]).read_text())), sys.argv[2])"
     )
-    env = os.environ | ({"XLA_FLAGS": DEVICES} if devices else {})
+    env = os.environ | ({"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {DEVICES}"} if devices else {})
     command = [sys.executable, "-c", code, str(config_file), str(workdir)]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
