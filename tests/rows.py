@@ -29,6 +29,10 @@ def tiny(row: str, *overrides: str) -> ConfigDict:
     return config
 
 
+# The first row of each kind: for what its stream and hooks may break and its switches can not.
+OF_EACH_KIND = sorted({tiny(row).residual.kind: row for row in reversed(ROWS)}.values())
+
+
 def build(config: ConfigDict) -> Decoder:
     """The row's model, made as a run makes it."""
     return Decoder(config.model, config.residual, 256, fold(jax.random.key(config.seed), "params"))

@@ -50,7 +50,7 @@ def test_scan_equals_a_loop_of_layers(row):
     np.testing.assert_allclose(model(tokens_BxT), logits, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("row, switches", [(row, ()) for row in rows.ROWS] + PATHS, ids=str)
+@pytest.mark.parametrize("row, switches", [(row, ()) for row in rows.OF_EACH_KIND] + PATHS, ids=str)
 def test_paths_are_one_function(row, switches):
     """Unrolled, or with each remat policy: the same loss and gradients."""
     tokens_BxT = rows.tokens()

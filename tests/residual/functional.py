@@ -1,5 +1,6 @@
 """A module of parameters as a function of them: what lets a test hold it against a statement or a golden by name."""
 
+import os
 from collections.abc import Callable, Mapping
 
 import jax
@@ -34,8 +35,11 @@ def with_parameters(module: nnx.Module, values: Mapping[str, jax.Array]) -> nnx.
 
 
 def compiled(f: Callable) -> Callable:
-    """f under jit, compiled without optimisation: these functions run once, on a hundred numbers."""
-    return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0})
+    """f under jit, compiled without optimisation, since it runs once, but by the emitters of a run: its rounding."""
+    options = {"xla_backend_optimization_level": 0}
+    if "xla_cpu_use_fusion_emitters" in os.environ["XLA_FLAGS"]:
+        options["xla_cpu_use_fusion_emitters"] = True
+    return jax.jit(f, compiler_options=options)
 
 
 def error(a, b) -> float:

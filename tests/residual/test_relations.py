@@ -55,7 +55,7 @@ def test_gated_norm_is_the_read_of_gr_with_one_stream():
     np.testing.assert_allclose(norm(x_BxTxD), read.read(x_BxTxD[:, :, None])[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("d, init_std", [(2560, 0.02), (64, 64**-0.5), (256, 256**-0.5)])
+@pytest.mark.parametrize("d, init_std", [(2560, 0.02), (64, 64**-0.5)])
 def test_the_gates_of_gr_start_with_the_published_spread_at_every_width(d, init_std):
     """Logits of standard deviation 0.1 (reads) and 0.5 (writes) at d = 2560 and 0.02; elsewhere at 1/√d, rank d/8."""
     frame = Frame(d, 2, 1e-6, jnp.dtype("float32"), jnp.dtype("float32"))
@@ -76,15 +76,21 @@ def test_full_attention_residuals_are_blocks_of_one():
     for model in (one, everything):  # with queries at 0 both of them read the same direction
         rows.randomise(model, 1.0, names=("q",))
     tokens_BxT = rows.tokens()
-    sites = [one.layers.attention_site.attend.q[...], one.layers.ffn_site.attend.q[...]]
-    queries = [*jnp.stack(sites, axis=1).reshape(4, -1), one.residual.final.q[...]]
-    sources = [starts.embed(one, tokens_BxT)]
-    for sublayer, q in zip([*starts.sublayers(one), lambda x: x @ one.head[...]], queries, strict=True):
-        there = jnp.stack(sources)
-        weights = jax.nn.softmax(starts.norm(there) @ q, axis=0)
-        sources.append(sublayer(starts.norm(jnp.einsum("s...,s...d->...d", weights, there))))
-    assert error(one(tokens_BxT), sources[-1]) < starts.EXACT
-    assert error(everything(tokens_BxT), sources[-1]) > 0.1
+
+    @jax.jit
+    def full(tokens_BxT):
+        sites = [one.layers.attention_site.attend.q[...], one.layers.ffn_site.attend.q[...]]
+        queries = [*jnp.stack(sites, axis=1).reshape(4, -1), one.residual.final.q[...]]
+        sources = [starts.embed(one, tokens_BxT)]
+        for sublayer, q in zip([*starts.sublayers(one), lambda x: x @ one.head[...]], queries, strict=True):
+            there = jnp.stack(sources)
+            weights = jax.nn.softmax(starts.norm(there) @ q, axis=0)
+            sources.append(sublayer(starts.norm(jnp.einsum("s...,s...d->...d", weights, there))))
+        return sources[-1]
+
+    logits = full(tokens_BxT)
+    assert error(jax.jit(one.__call__)(tokens_BxT), logits) < starts.EXACT
+    assert error(jax.jit(everything.__call__)(tokens_BxT), logits) > 0.1
 
 
 @pytest.mark.parametrize("layers", [4, 28, 100])
