@@ -8,41 +8,39 @@ row of GR differs from it in the fields that its label names, the rows of other 
 learning rate.
 """
 
-from grlab.experiment import Experiment, Row
+from grlab.experiment import Experiment, Row, switches
 
-
-def _gr(name: str, label: str, **switches: object) -> Row:
-    return Row(name, "configs/gr.py", label, {f"residual.{field}": value for field, value in switches.items()})
-
+GR = "configs/gr.py"
 
 EXPERIMENT = Experiment(
     name="axes",
     title="The design axes of GR",
     baseline="gr",
     rows=(
-        _gr("gr", "GR"),
-        _gr("gate_tanh", "1 gate: tanh", gate="tanh"),
-        _gr("gates_static", "2 gates: static", gates="static"),
-        _gr("read_scalar", "3 read: scalar", read="scalar"),
-        _gr("write_channel", "4 write: channel", write="channel"),
-        _gr("gate_input_last", "5 gates from the last stream", gate_input="last"),
-        _gr("gate_input_pooled", "5 gates from pooled streams", gate_input="pooled"),
-        _gr("norm_joint", "5 norm: joint", norm="joint"),
-        _gr("norm_shared", "5 norm: one gain", norm="shared_gain"),
-        _gr("mix_free", "6 H_res: free", mix="free"),
-        _gr("mix_sinkhorn", "6 H_res: doubly stochastic", mix="sinkhorn"),
-        _gr("static_term", "7 static term", static_term=True),
-        _gr("top_2", "8 read of the top 2", top_k=2),
-        _gr("float8", "9 streams in FP8", stream_dtype="float8_e4m3fn"),
+        Row("gr", GR, "GR"),
+        Row("gate_tanh", GR, "1 gate: tanh", switches(gate="tanh")),
+        Row("gates_static", GR, "2 gates: static", switches(gates="static")),
+        Row("read_scalar", GR, "3 read: scalar", switches(read="scalar")),
+        Row("write_channel", GR, "4 write: channel", switches(write="channel")),
+        Row("gate_input_last", GR, "5 gates from the last stream", switches(gate_input="last")),
+        Row("gate_input_pooled", GR, "5 gates from pooled streams", switches(gate_input="pooled")),
+        Row("norm_joint", GR, "5 norm: joint", switches(norm="joint")),
+        Row("norm_shared", GR, "5 norm: one gain", switches(norm="shared_gain")),
+        Row("mix_free", GR, "6 H_res: free", switches(mix="free")),
+        Row("mix_sinkhorn", GR, "6 H_res: doubly stochastic", switches(mix="sinkhorn")),
+        Row("static_term", GR, "7 static term", switches(static_term=True)),
+        Row("top_2", GR, "8 read of the top 2", switches(top_k=2)),
+        Row("float8", GR, "9 streams in FP8", switches(stream_dtype="float8_e4m3fn")),
         Row("width_only", "configs/width_only.py", "10 width only, from the home stream"),
-        Row("width_only_mean", "configs/width_only.py", "10 width only, from the mean", {"residual.read_init": "mean"}),
+        Row("width_only_mean", "configs/width_only.py", "10 width only, from the mean", switches(read_init="mean")),
         Row("prenorm", "configs/prenorm.py", "Pre-norm"),
-        _gr("gate_range_2", "read gate in (0, 2)", gate_range=2),
-        _gr("init_std", "gates that start as at d = 2560", init_std=0.125),  # 1/√d at the width 64 of the scale cpu
+        Row("gate_range_2", GR, "read gate in (0, 2)", switches(gate_range=2)),
+        # 1/√d at the width 64 of the scale cpu.
+        Row("init_std", GR, "gates that start as at d = 2560", switches(init_std=0.125)),
         # The path: HC's streams without its dynamic maps, without H_res, with GR's gates and norm, then what follows.
         Row("hc_static", "configs/hc_static.py", "path: HC, static"),
-        Row("hc_identity", "configs/hc_static.py", "path: without H_res", {"residual.mix": "frozen"}),
-        _gr("gr_static_scalar", "path: GR's norm and gates, static, scalar", gates="static", read="scalar"),
+        Row("hc_identity", "configs/hc_static.py", "path: without H_res", switches(mix="frozen")),
+        Row("gr_static_scalar", GR, "path: GR, static, scalar read", switches(gates="static", read="scalar")),
     ),
     notes=(
         "The published N(0, 0.02) of GR's projections is for d = 2560. At d = 64 its gates start nearly constant; "

@@ -6,7 +6,7 @@
 All rows are trained at pre-norm's learning rate: HC starts as the pre-norm network.
 """
 
-from grlab.experiment import Experiment, Row
+from grlab.experiment import Experiment, Row, switches
 
 
 def _published(loss: float, average: float | None = None) -> dict[str, float]:
@@ -19,24 +19,24 @@ EXPERIMENT = Experiment(
     baseline="prenorm",
     rows=(
         Row("prenorm", "configs/prenorm.py", "Pre-norm", {}, _published(2.811, 62.5)),
-        Row("shc_2", "configs/hc_static.py", "static, n = 2", {"residual.streams": 2}, _published(2.799, 63.4)),
-        Row("shc_4", "configs/hc_static.py", "static, n = 4", {"residual.streams": 4}, _published(2.791, 63.6)),
-        Row("dhc_1", "configs/hc.py", "dynamic, n = 1", {"residual.streams": 1}, _published(2.819, 62.3)),
-        Row("dhc_2", "configs/hc.py", "dynamic, n = 2", {"residual.streams": 2}, _published(2.802, 63.0)),
-        Row("dhc_4", "configs/hc.py", "dynamic, n = 4", {"residual.streams": 4}, _published(2.781, 63.8)),
-        Row("dhc_8", "configs/hc.py", "dynamic, n = 8", {"residual.streams": 8}, _published(2.778, 62.8)),
-        Row("dhc_4_linear", "configs/hc.py", "n = 4, no tanh", {"residual.tanh": False}, _published(2.779, 64.4)),
+        Row("shc_2", "configs/hc_static.py", "static, n = 2", switches(streams=2), _published(2.799, 63.4)),
+        Row("shc_4", "configs/hc_static.py", "static, n = 4", switches(streams=4), _published(2.791, 63.6)),
+        Row("dhc_1", "configs/hc.py", "dynamic, n = 1", switches(streams=1), _published(2.819, 62.3)),
+        Row("dhc_2", "configs/hc.py", "dynamic, n = 2", switches(streams=2), _published(2.802, 63.0)),
+        Row("dhc_4", "configs/hc.py", "dynamic, n = 4", switches(streams=4), _published(2.781, 63.8)),
+        Row("dhc_8", "configs/hc.py", "dynamic, n = 8", switches(streams=8), _published(2.778, 62.8)),
+        Row("dhc_4_linear", "configs/hc.py", "n = 4, no tanh", switches(tanh=False), _published(2.779, 64.4)),
         Row(
             "dhc_4_no_width",
             "configs/hc.py",
             "n = 4, width connections frozen",
-            {"residual.read": "frozen", "residual.mix": "frozen"},
+            switches(read="frozen", mix="frozen"),
             _published(2.802),
         ),
-        Row("dhc_4_no_b", "configs/hc.py", "n = 4, B frozen", {"residual.write": "frozen"}, _published(2.783)),
+        Row("dhc_4_no_b", "configs/hc.py", "n = 4, B frozen", switches(write="frozen"), _published(2.783)),
         Row("identity_hc", "configs/identity_hc.py", "n = 4, H_res = I"),
         # By layers: with two blocks that alternate by sublayer, one would be attention's and the other the FFN's.
-        Row("altup_2", "configs/altup.py", "AltUp, K = 2", {"residual.select": "layers"}, _published(2.827, 62.4)),
+        Row("altup_2", "configs/altup.py", "AltUp, K = 2", switches(select="layers"), _published(2.827, 62.4)),
     ),
     source="arXiv 2409.19606, OLMo-1B, 500B tokens: V2 loss and average accuracy",
     notes=(

@@ -7,11 +7,11 @@ As in the report (arXiv 2608.30320, section 3.3) the learning rate is constant a
 clipped at 0.5; a rate is a multiple of the row's own (experiments/lr_table5.py).
 """
 
-from grlab.experiment import Experiment, Row
+from grlab.experiment import Experiment, Row, switches
 
 _SYSTEMS = (  # name, config, label, overrides, multiples of the learning rate with AdamW
     ("prenorm", "configs/prenorm.py", "Pre-norm", {}, (1, 2, 3, 4)),
-    ("prenorm_gated", "configs/prenorm.py", "GatedNorm", {"residual.gated_norm": 16}, (1, 2, 3, 4)),
+    ("prenorm_gated", "configs/prenorm.py", "GatedNorm", switches(gated_norm=16), (1, 2, 3, 4)),
     ("gr", "configs/gr.py", "GR", {}, (1, 2, 4)),
 )
 _OPTIMIZERS = (("adamw", "AdamW"), ("muon", "Muon"))

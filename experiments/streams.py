@@ -6,29 +6,28 @@
 n = 1 is pre-norm with GatedNorm, of GR's rank. The ranks are of the width 64 of the scale cpu.
 """
 
-from grlab.experiment import Experiment, Row
+from grlab.experiment import Experiment, Row, switches
 
-
-def _gr(name: str, label: str, **switches: object) -> Row:
-    return Row(name, "configs/gr.py", label, {f"residual.{field}": value for field, value in switches.items()})
-
+GR = "configs/gr.py"
 
 EXPERIMENT = Experiment(
     name="streams",
     title="Streams and ranks of GR",
     baseline="gr",
     rows=(
-        Row("gr", "configs/gr.py", "GR: n = 4, rank d/8"),
-        Row("n1", "configs/prenorm.py", "n = 1: GatedNorm", {"residual.gated_norm": 8}),
-        _gr("n2", "n = 2", streams=2),
-        _gr("n8", "n = 8", streams=8),
-        _gr("rank_2", "rank d/32", rank=2),
-        _gr("rank_4", "rank d/16", rank=4),
-        _gr("rank_16", "rank d/4", rank=16),
-        _gr("rank_32", "rank d/2", rank=32),
-        _gr("bf16", "streams in bfloat16", stream_dtype="bfloat16"),
-        _gr("float8", "streams in FP8, stochastic rounding", stream_dtype="float8_e4m3fn"),
-        _gr("float8_nearest", "streams in FP8, nearest", stream_dtype="float8_e4m3fn", rounding="nearest"),
+        Row("gr", GR, "GR: n = 4, rank d/8"),
+        Row("n1", "configs/prenorm.py", "n = 1: GatedNorm", switches(gated_norm=8)),
+        Row("n2", GR, "n = 2", switches(streams=2)),
+        Row("n8", GR, "n = 8", switches(streams=8)),
+        Row("rank_2", GR, "rank d/32", switches(rank=2)),
+        Row("rank_4", GR, "rank d/16", switches(rank=4)),
+        Row("rank_16", GR, "rank d/4", switches(rank=16)),
+        Row("rank_32", GR, "rank d/2", switches(rank=32)),
+        Row("bf16", GR, "streams in bfloat16", switches(stream_dtype="bfloat16")),
+        Row("float8", GR, "streams in FP8, stochastic rounding", switches(stream_dtype="float8_e4m3fn")),
+        Row(
+            "float8_nearest", GR, "streams in FP8, nearest", switches(stream_dtype="float8_e4m3fn", rounding="nearest")
+        ),
     ),
     notes=("n = 1 has the read of GR and not its write gate, and pre-norm's learning rate.",),
 )

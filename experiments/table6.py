@@ -8,14 +8,14 @@ rows share everything but `residual` and the learning rate: GR has its own of ex
 pre-norm's. S counts sublayers.
 """
 
-from grlab.experiment import Experiment, Row
+from grlab.experiment import Experiment, Row, switches
 
 RANK = 16  # of GatedNorm
 
 _SYSTEMS = (
     ("prenorm", "configs/prenorm.py", "Pre-norm", {}, 1.789, 1.787),
     ("attnres_s4", "configs/attnres_block.py", "Block AttnRes, S = 4", {}, 1.773, 1.768),
-    ("attnres_s2", "configs/attnres_block.py", "Block AttnRes, S = 2", {"residual.block": 2}, 1.770, 1.766),
+    ("attnres_s2", "configs/attnres_block.py", "Block AttnRes, S = 2", switches(block=2), 1.770, 1.766),
     ("attnres", "configs/attnres.py", "Full AttnRes", {}, 1.762, 1.758),
 )
 
@@ -23,7 +23,7 @@ _SYSTEMS = (
 def _rows():
     for name, config, label, overrides, plain, gated in _SYSTEMS:
         yield Row(name, config, label, overrides, {"loss": plain})
-        gate = overrides | {"residual.gated_norm": RANK}
+        gate = overrides | switches(gated_norm=RANK)
         yield Row(f"{name}_gated", config, f"{label}, GatedNorm", gate, {"loss": gated})
     yield Row("gr", "configs/gr.py", "GR", {}, {"loss": 1.762})
 

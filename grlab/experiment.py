@@ -73,6 +73,11 @@ class Experiment:
         return ("row", *compared, *row.differs)
 
 
+def switches(**values: object) -> dict[str, object]:
+    """The overrides of a row that set switches of `residual`: switches(rank=4) is {"residual.rank": 4}."""
+    return {f"residual.{name}": value for name, value in values.items()}
+
+
 def rate_grid(experiment: Experiment, rates: Sequence[str], steps: int) -> Experiment:
     """The rows of `experiment`, each at every one of the peak learning rates `rates` ("1e-2"), for `steps` updates.
 
