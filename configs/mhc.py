@@ -2,7 +2,8 @@
 
     python launch.py train --config=configs/mhc.py:cpu --workdir=runs/mhc-0
 
-13 minutes on one core of a Xeon; held-out loss 1.179 ± 0.009 over 3 seeds (experiments/results/table5_cpu).
+About 13 minutes on one core of a Xeon, by the CPU time of a step (GR's).
+Held-out loss 1.179 ± 0.009 over 3 seeds (experiments/results/table5_cpu).
 
 Sets beside `residual`: optim.lr, from the learning-rate sweep of all rows of Table 5 (experiments/lr_table5.py).
 """
