@@ -77,7 +77,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     e.cloze_items = 300  # items a cloze benchmark; 0: no benchmarks
     e.cloze_context = 128  # tokens of context a cloze item may have
 
-    c.checkpoint = ml_collections.ConfigDict({"every": 500, "keep": 2})  # steps; how many to keep
+    c.checkpoint = ml_collections.ConfigDict({"every": 500, "keep": 2})  # steps; how many to keep, at least 2
     c.log = ml_collections.ConfigDict({"every": 1})  # steps between records in metrics.jsonl
 
     w = c.wandb = ml_collections.ConfigDict()
@@ -93,5 +93,6 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
         {"vocab": "tensor", "embed": "fsdp", "heads": "tensor", "mlp": "tensor", "flat": "fsdp"} | whole
     )
 
+    c.lock()  # a misspelt field of a scale or a row is an error
     scales.apply(c, scale)
     return c

@@ -18,7 +18,7 @@ UNCOMPARED = ("wandb", "log", "checkpoint", "mesh", "rules")
 _POSITIVE = (
     *("steps", "batch_size", "seq_len", "log.every"),
     *("optim.lr", "optim.lr_factor", "optim.clip", "optim.accumulate", "optim.eps"),
-    *("eval.every", "eval.tokens", "eval.batch_size", "eval.cloze_context", "checkpoint.every", "checkpoint.keep"),
+    *("eval.every", "eval.tokens", "eval.batch_size", "eval.cloze_context", "checkpoint.every"),
 )
 _WORDS = {"true": True, "false": False}
 
@@ -33,13 +33,32 @@ def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """
     path, _, scale = spec.partition(":")
     if path.endswith(".json") and Path(path).is_file():
-        return _override(ConfigDict(json.loads(Path(path).read_text())), overrides)
+        return _override(_saved(path), overrides)
     get_config = import_file("--config", path, "configs", "get_config")
     try:
         config = get_config(*([scale] if scale else []))
     except ValueError as e:  # an unknown scale: configs raise plain errors, since they import nothing
         raise errors.UsageError("--config", spec, str(e)) from None
+    except (AttributeError, KeyError) as e:  # a field that a locked config does not have; the message has the nearest
+        raise errors.UsageError("--config", spec, errors.first_line(e)) from e
     return _override(config, overrides)
+
+
+def _saved(path: str) -> ConfigDict:
+    """The config that a run saved."""
+    try:
+        saved = ConfigDict(json.loads(Path(path).read_text()))
+    except (ValueError, TypeError):
+        raise errors.UsageError("--config", path, "is not the config of a run: not a JSON object") from None
+    base = import_file("--config", "configs/base.py", "configs", "get_config")()
+    missing = [
+        f for f in flatten(base.to_dict()) if f not in flatten(saved.to_dict()) and not covered(f, ("residual",))
+    ]
+    if missing:
+        raise errors.UsageError(
+            "--config", path, f"lacks {', '.join(missing)}: add what the run had, see configs/base.py"
+        )
+    return saved
 
 
 def _override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
@@ -88,6 +107,8 @@ def _set(config: ConfigDict, name: str, text: str) -> None:
 
 
 def _parse(field: str, text: str, kind: type):
+    if kind is type(None):  # an unset placeholder, as JSON gives it back: all of them are of strings
+        kind = str
     try:
         return _WORDS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
@@ -104,6 +125,9 @@ def check(config: ConfigDict) -> None:
     for name in ("seed", "optim.warmup", "optim.weight_decay", "eval.cloze_items"):
         if _get(config, name) < 0:
             raise errors.UsageError(f"config.{name}", _get(config, name), "must not be negative")
+    if config.checkpoint.keep < 2:
+        remedy = "must be at least 2: an update that diverges may follow the last checkpoint"
+        raise errors.UsageError("config.checkpoint.keep", config.checkpoint.keep, remedy)
     for name in ("optim.b1", "optim.b2", "optim.final_lr"):
         if not 0 <= _get(config, name) < 1:
             raise errors.UsageError(f"config.{name}", _get(config, name), "must lie in [0, 1)")

@@ -9,6 +9,7 @@ from grlab.config import covered, import_file
 from grlab.errors import UsageError, unknown
 
 COMPARED = ("residual", "optim.lr")  # what the rows of an experiment are there to differ in
+SHARED = ("residual.gated_norm", "residual.stream_dtype")  # switches of every row, and no part of what a system is
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+@-]*")
 
 
@@ -60,17 +61,20 @@ class Experiment:
                 return row
         raise unknown("row", name, [row.name for row in self.rows])
 
-    def may_differ(self, row: Row) -> tuple[str, ...]:
-        """The config fields, or prefixes of fields, in which `row` may differ from the baseline.
+    def may_differ(self, row: Row, field: str) -> bool:
+        """Whether `row` may differ from the baseline in the config field `field`.
 
-        They are its `differs`, its name, and of `residual` and `optim.lr` all where the row has another config file
-        than the baseline, but only what the one or the other overrides where they share it: one switch at a time.
+        It may in its name and its `differs`; in what it or the baseline overrides of `residual` and `optim.lr`, one
+        switch at a time; and where it has another config file than the baseline in all of these, but for the switches
+        that every row has.
         """
         baseline = self.row(self.baseline)
-        compared = COMPARED
-        if row.config == baseline.config:
-            compared = tuple(f for f in (*row.overrides, *baseline.overrides) if covered(f, COMPARED))
-        return ("row", *compared, *row.differs)
+        if covered(field, ("row", *row.differs)):
+            return True
+        if not covered(field, COMPARED):
+            return False
+        overridden = field in row.overrides or field in baseline.overrides
+        return overridden or (row.config != baseline.config and field not in SHARED)
 
 
 def switches(**values: object) -> dict[str, object]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grlab import report
-from grlab.config import ROOT, UNCOMPARED, covered, differences
+from grlab.config import ROOT, UNCOMPARED, differences
 from grlab.config import load as load_config
 from grlab.errors import UsageError
 from grlab.experiment import Experiment, Row
@@ -68,7 +68,7 @@ def plan(
         baseline = next(run for run in batch if run.row.name == experiment.baseline)
         for run in batch:
             for field, (ours, theirs) in differences(run.config, baseline.config).items():
-                if not covered(field, experiment.may_differ(run.row)):
+                if not experiment.may_differ(run.row, field):
                     remedy = f"{experiment.baseline} has {theirs!r}; declare the field in the row's `differs`"
                     raise UsageError(f"{run.row.name}: {field}", ours, remedy)
         runs += batch

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grlab import launchers, sweep
-from grlab.config import ROOT, covered, differences
+from grlab.config import ROOT, differences
 from grlab.errors import RunFailed, UsageError
 from grlab.experiment import Experiment, Row, load, rate_grid
 from grlab.launchers import local
@@ -19,6 +19,7 @@ PAIR = Experiment(
     baseline="prenorm",
     rows=(Row("prenorm", "configs/prenorm.py", "Pre-norm"), Row("gr", "configs/gr.py", "GR", {"optim.lr": 2e-3})),
 )
+GATE = {"residual.gated_norm": 8}
 
 
 def plan(runs_dir, seeds=(0, 1), extra=(), experiment=PAIR):
@@ -49,7 +50,7 @@ def test_rows_differ_from_their_baseline_in_what_they_declare_alone(path, tmp_pa
         configs = {run.row.name: run.config for run in sweep.plan(experiment, scale, (3,), tmp_path)}
         for row in experiment.rows:
             found = differences(configs[row.name], configs[experiment.baseline])
-            assert all(covered(field, experiment.may_differ(row)) for field in found), (row.name, found)
+            assert all(experiment.may_differ(row, field) for field in found), (row.name, found)
             assert configs[row.name]["seed"] == 3 and configs[row.name]["wandb"]["group"] == experiment.name
 
 
@@ -133,15 +134,22 @@ def test_a_row_that_differs_in_more_than_it_declares_is_refused(tmp_path):
         plan(tmp_path, experiment=Experiment("x", "X", "prenorm", (PAIR.rows[0], unfair)))
 
 
-def test_a_row_of_the_baselines_config_may_differ_in_what_it_overrides_alone():
+def test_what_a_row_may_differ_in():
+    """What it overrides or declares, and where its config is another one, all that makes a system what it is."""
     switch = {"residual.read": "scalar", "steps": 9}
-    rows = (Row("gr", "configs/gr.py", "GR"), Row("s", "configs/gr.py", "S", switch, differs=("seq_len",)))
-    experiment = Experiment("x", "X", "gr", (*rows, PAIR.rows[0]))
-    assert experiment.may_differ(rows[1]) == ("row", "residual.read", "seq_len")
-    assert experiment.may_differ(rows[0]) == ("row",)
-    assert experiment.may_differ(PAIR.rows[0]) == ("row", "residual", "optim.lr")
-    experiment = Experiment("x", "X", "s", rows)
-    assert experiment.may_differ(rows[0]) == ("row", "residual.read")
+    gr, scalar = Row("gr", "configs/gr.py", "GR"), Row("s", "configs/gr.py", "S", switch, differs=("seq_len",))
+    prenorm, gated = (Row(name, "configs/prenorm.py", name, o) for name, o in (("p", {}), ("g", GATE)))
+    fields = ("row", "residual.read", "residual.kind", "optim.lr", "residual.gated_norm", "steps", "seq_len")
+
+    def found(row, baseline):
+        experiment = Experiment("x", "X", baseline.name, (gr, scalar, prenorm, gated))
+        return [field for field in fields if experiment.may_differ(row, field)]
+
+    assert found(scalar, gr) == ["row", "residual.read", "seq_len"]
+    assert found(gr, gr) == ["row"]
+    assert found(gr, scalar) == ["row", "residual.read"]
+    assert found(prenorm, gr) == ["row", "residual.read", "residual.kind", "optim.lr"]
+    assert found(gated, gr) == [*found(prenorm, gr), "residual.gated_norm"] == found(gr, gated)
 
 
 # States

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from grlab.config import UNCOMPARED, covered, differences
+from grlab.config import UNCOMPARED, differences
 from grlab.experiment import Experiment
 from grlab.report.records import Record
 
@@ -22,7 +22,6 @@ def flags(experiment: Experiment, records: Sequence[Record]) -> dict[str, list[s
     found = {}
     for row in experiment.rows:
         runs = [r for r in records if r.row == row.name]
-        may_differ = experiment.may_differ(row)
         said = {}  # text -> seeds
         for run in runs:
             for field, pair in differences(run.provenance, reference.provenance, _PROVENANCE_FREE).items():
@@ -30,10 +29,10 @@ def flags(experiment: Experiment, records: Sequence[Record]) -> dict[str, list[s
             for text in _resumptions(run):
                 said.setdefault(text, []).append(run.seed)
             for field, pair in differences(run.config, reference.config, _CONFIG_FREE).items():
-                if not covered(field, may_differ):
+                if not experiment.may_differ(row, field):
                     said.setdefault(_say(field, pair, reference), []).append(run.seed)
             for field, pair in differences(run.config, runs[0].config, _CONFIG_FREE).items():
-                if covered(field, may_differ):
+                if experiment.may_differ(row, field):
                     said.setdefault(_say(field, pair, runs[0]), []).append(run.seed)
         if said:
             found[row.name] = [f"{_seeds(seeds, len(runs))}{text}" for text, seeds in said.items()]

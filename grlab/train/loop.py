@@ -33,18 +33,20 @@ from grlab.train.step import State, first_bad, make_trainer, param_names
 
 
 class Clock:
-    """Wall seconds spent on each kind of work."""
+    """Wall seconds spent on each kind of work, by all processes that worked on the run, less what a kill has undone."""
 
-    def __init__(self):
+    def __init__(self, stop: StopSignal):
         self.seconds = dict.fromkeys(("train", "compile", "eval", "save"), 0.0)
+        self._stop = stop
 
     def time(self, kind: str, call: Callable, *args):
         """`call(*args)`, its time added to `kind`."""
-        start = time.perf_counter()
+        start, before, self._stop.during = time.perf_counter(), self._stop.during, kind
         try:
             return call(*args)
         finally:
             self.seconds[kind] += time.perf_counter() - start
+            self._stop.during = before
 
 
 class Run:
@@ -52,7 +54,7 @@ class Run:
 
     def __init__(self, config: ConfigDict, directory: RunDir, stop: StopSignal):
         self.config, self.directory, self.stop = config, directory, stop
-        self.clock = Clock()
+        self.clock = Clock(stop)
         mesh = parallel.make_mesh(config.mesh)
         parallel.check_batch(config.batch_size, config.optim.accumulate, mesh)
         parallel.check_batch(config.eval.batch_size, 1, mesh, "config.eval.batch_size")
@@ -77,6 +79,7 @@ class Run:
         else:
             self.state, position = self.checkpoints.restore(latest, self.trainer.abstract)
             self.step = position["step"]  # where the data goes on, too: a batch is a function of (seed, step)
+            self.clock.seconds |= position.get("seconds", {})
         self.provenance = directory.open_provenance(fingerprint=self.corpus.fingerprint, step=self.step)
         self.metrics = MetricsFile(directory.metrics, self.step)
         self.wandb = Wandb(config, self.provenance["run_id"], directory.path)
@@ -105,8 +108,9 @@ class Run:
         step_fn = self.clock.time("compile", lambda: self.trainer.step.lower(self.trainer.abstract, example).compile())
         if self.evaluation_due() and not self.has_heldout_record():
             self.evaluate()  # the run was stopped in this evaluation
-        self.mark = time.perf_counter()
+        self.mark, self.stop.during = time.perf_counter(), "train"
         while self.step < config.steps:
+            self.checkpoints.check()
             if self.stop.requested:
                 self.settle()
                 self.stop.check()
@@ -153,7 +157,9 @@ class Run:
                 step, loss=loss, grad_norm=grad_norm, lr=float(got["lr"]), tokens_per_s=self.tokens_a_step / seconds
             )
         if not finite:
-            raise Diverged(step, first_bad(self.names, got["squares"]))
+            # The loss of update s is that of the parameters of step s − 1.
+            what = f"loss or gradient not finite at step {step}; first bad gradient: "
+            raise Diverged(step, what + first_bad(self.names, got["squares"]), good=step - 2)
         self.progress.step(step, loss, self.tokens_a_step / seconds)
 
     def write(self, step: int, **values) -> None:
@@ -167,13 +173,14 @@ class Run:
         loss = self.clock.time("eval", self.evaluation.loss, self.state.params)
         self.write(self.step, eval="heldout", loss=loss.nats_per_token, bpb=loss.bits_per_byte)
         if not np.isfinite(loss.nats_per_token):
-            raise Diverged(self.step, "none, but the held-out loss is not finite")
+            raise Diverged(self.step, f"held-out loss not finite at step {self.step}", good=self.step - 1)
         self.say(f"step {self.step}, held-out loss {loss.nats_per_token:.4f} nats per token")
 
     def save(self) -> None:
         """Starts a checkpoint of the current step, once every record up to it is on the disk."""
         self.metrics.flush()
-        self.clock.time("save", self.checkpoints.save, self.step, self.state, {"step": self.step})
+        position = {"step": self.step, "seconds": dict(self.clock.seconds)}
+        self.clock.time("save", self.checkpoints.save, self.step, self.state, position)
 
     def finish(self) -> dict:
         """The benchmarks and the result of a run whose updates are all done."""
@@ -194,7 +201,7 @@ class Run:
         }
 
     def result(self, status: str) -> dict:
-        """The part of a final result that every end of a run has; seconds are those since it was last resumed."""
+        """The part of a final result that every end of a run has."""
         return {
             "status": status,
             "step": self.step,
@@ -211,11 +218,11 @@ class Run:
 
 
 class Diverged(Exception):
-    """An update whose loss or gradient is not finite."""
+    """A loss or a gradient that is not finite, at update `step`; up to the parameters of step `good` they were."""
 
-    def __init__(self, step: int, parameter: str):
-        self.step = step
-        super().__init__(f"loss or gradient not finite at step {step}; first bad gradient: {parameter}")
+    def __init__(self, step: int, text: str, good: int):
+        self.step, self.good = step, good
+        super().__init__(text)
 
 
 def train(config: ConfigDict, workdir: str | Path) -> dict:
@@ -236,14 +243,18 @@ def train(config: ConfigDict, workdir: str | Path) -> dict:
     stop = StopSignal()
     try:
         run = Run(config, directory, stop)
-        result = _to_its_end(run)
+        try:
+            result = _to_its_end(run)
+        except RunFailed:
+            run.wandb.finish({"status": "failed"})
+            raise
         directory.finish(result)
     finally:
         directory.release()
         stop.restore()
     run.wandb.finish(result)
     if result["status"] == "diverged":
-        raise RunFailed(f"{workdir}: {result['reason']}; the last checkpoint before it is kept")
+        raise RunFailed(f"{workdir}: {result['reason']}")
     return result
 
 
@@ -256,8 +267,12 @@ def _to_its_end(run: Run) -> dict:
     except Stopped as e:
         if run.step and run.checkpoints.latest() != run.step:
             run.save()
-        raise Stopped(e.signum, run.step) from None
+        saved = f"at step {run.step}, which is saved" if run.step else "before the first step"
+        raise Stopped(e.signum, f"during {run.stop.came_during} {saved}") from None
     except Diverged as e:
-        return run.result("diverged") | {"step": e.step, "tokens": e.step * run.tokens_a_step, "reason": str(e)}
+        good = run.checkpoints.last_to(e.good)
+        kept = "no checkpoint" if good is None else f"checkpoint {good}"
+        reason = f"{e}; the last good parameters: {kept}"
+        return run.result("diverged") | {"step": e.step, "tokens": e.step * run.tokens_a_step, "reason": reason}
     finally:
         run.close()

@@ -58,11 +58,16 @@ class Wandb:
         mode = config.wandb.mode
         self._run = None
         auto = mode == "auto"
+        os.environ.setdefault("WANDB_SILENT", "true")
         if auto:
-            mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline")
+            mode = os.environ.get("WANDB_MODE", "")
         if mode == "disabled":
             return
-        os.environ.setdefault("WANDB_SILENT", "true")
+        if mode in ("", "online") and not _has_wandb_key():
+            if mode == "online":
+                print("wandb: no key: the run is mirrored offline; `wandb login` makes one known", file=sys.stderr)
+            mode = "offline"
+        mode = mode or "online"
         self._guarded(lambda: self._start(config, mode, run_id, workdir))
         if self._run is None and auto and mode == "online":
             print("wandb: a key and no connection: the run is mirrored offline", file=sys.stderr)
@@ -106,12 +111,12 @@ class Wandb:
 
 
 def _has_wandb_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    """Whether wandb finds a key or a token anywhere, without asking for one."""
+    import wandb
+
     try:
-        return "api.wandb.ai" in netrc.read_text()
-    except OSError:
+        return wandb.login(prompt=False, verify=False)
+    except Exception:  # whatever is wrong with its settings, there is no key that serves
         return False
 
 

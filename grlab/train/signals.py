@@ -7,9 +7,8 @@ import signal
 class Stopped(Exception):
     """SIGTERM or SIGINT asked the run to stop; the state is saved and the same command goes on from there."""
 
-    def __init__(self, signum: int, step: int | None = None):
-        self.signum, self.step = signum, step
-        where = "before the first step" if step is None else f"at step {step}"
+    def __init__(self, signum: int, where: str = "before the first step"):
+        self.signum = signum
         super().__init__(f"stopped by {signal.Signals(signum).name} {where}: run the same command to go on")
 
 
@@ -17,6 +16,8 @@ class StopSignal:
     """Notes SIGTERM and SIGINT; the loop asks between steps and between the batches of an evaluation."""
 
     def __init__(self):
+        self.during = "start"  # what the run is doing, for what is said to whoever stops it
+        self.came_during: str | None = None
         self._signum = None
         signals = [s for s in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(s) is not signal.SIG_IGN]
         self._handlers = {s: signal.signal(s, self._note) for s in signals}
@@ -26,9 +27,10 @@ class StopSignal:
         if self._signum is not None:  # a second one ends it now
             self.restore()
             signal.raise_signal(signum)
-        self._signum = signum
+        self._signum, self.came_during = signum, self.during
         name = signal.Signals(signum).name
-        os.write(2, f"{name}: saving at the next step; once more ends it at once\n".encode())
+        text = f"{name} during {self.during}: saves and stops as soon as that can be left; once more ends it at once"
+        os.write(2, f"{text}\n".encode())
 
     @property
     def requested(self) -> bool:

@@ -7,16 +7,23 @@ Seen to fail: a constant learning rate breaks `test_golden_step`; decay on every
 """
 
 import json
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
 import pytest
+import wandb
 from flax import nnx
 
+import launch
 from grlab import parallel
+from grlab.config import ROOT
 from grlab.errors import RunFailed, UsageError
 from grlab.params import variables
 from grlab.train import flops, loop, metrics, optimizer
+from grlab.train.checkpoint import Checkpoints
 from grlab.train.step import make_trainer
 from tests import rows
 
@@ -111,19 +118,56 @@ def test_rows_of_one_seed_see_the_same_batches(tiny, tmp_path):
 
 
 def test_divergence_stops_the_run(tiny, tmp_path):
-    """A learning rate that blows up: stopped at the first update that is not finite, the good checkpoint is kept."""
+    """A learning rate that blows up: stopped at the first update that is not finite; the checkpoint before the bad one
+    is kept and named, and an update of it is finite."""
     config = tiny("prenorm", "steps=40", "checkpoint.every=1", "optim.lr=1e30", "optim.warmup=2", "optim.clip=1e30")
     run = tmp_path / "run"
     with pytest.raises(RunFailed, match="not finite at step"):
         loop.train(config, run)
     result = json.loads((run / "final_result.json").read_text())
-    assert result["status"] == "diverged" and "first bad gradient: " in result["reason"]
+    assert result["status"] == "diverged"
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["step"] == result["step"] and None in (last["loss"], last["grad_norm"])
-    saved = [int(p.name) for p in (run / "checkpoints").iterdir()]
-    assert saved and max(saved) < result["step"]
+
+    trainer, data = trainer_of(config)
+    checkpoints = Checkpoints(run / "checkpoints", keep=2)
+    good, bad = result["step"] - 2, result["step"] - 1
+    assert (checkpoints.last_to(good), checkpoints.latest()) == (good, bad)
+    assert result["reason"].endswith(f"the last good parameters: checkpoint {good}")
+    finite = []
+    for step in (good, bad):
+        _, got = trainer.step(checkpoints.restore(step, trainer.abstract)[0], data)
+        finite.append(bool(np.isfinite(got["loss"]) and np.isfinite(got["grad_norm"])))
+    checkpoints.close()
+    assert finite == [True, False]
     with pytest.raises(RunFailed, match="diverged earlier"):
         loop.train(config, run)
+
+
+@pytest.mark.parametrize("bad", ["layers.ffn.up", "head"])
+def test_the_first_bad_gradient_is_named(bad, tiny, tmp_path, monkeypatch, capsys):
+    """One parameter's gradient is not finite: the command fails with status 1 and says which."""
+    record = loop.Run.record
+
+    def poisoned(self, step, metrics):
+        if step == 3:
+            squares = [np.nan if name == bad else s for name, s in zip(self.names, metrics["squares"], strict=True)]
+            metrics = metrics | {"grad_norm": np.nan, "squares": squares}
+        record(self, step, metrics)
+
+    monkeypatch.setattr(loop.Run, "record", poisoned)
+    (tmp_path / "config.json").write_text(json.dumps(tiny("prenorm").to_dict()))
+    status = launch.main(["train", f"--config={tmp_path / 'config.json'}", f"--workdir={tmp_path / 'run'}"])
+    assert status == 1
+    assert f"not finite at step 3; first bad gradient: {bad};" in capsys.readouterr().err
+
+
+def test_a_heldout_loss_that_is_not_finite_stops_the_run(tiny, tmp_path, monkeypatch):
+    loss = loop.Evaluation.loss
+    monkeypatch.setattr(loop.Evaluation, "loss", lambda *a: loss(*a)._replace(nats_per_token=float("inf")))
+    with pytest.raises(RunFailed, match="held-out loss not finite at step 4; the last good parameters: no checkpoint"):
+        loop.train(tiny("prenorm"), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints" / "4").exists()
 
 
 def test_evaluation_does_not_depend_on_its_batch_size(tiny, tmp_path):
@@ -176,10 +220,13 @@ def test_wandb_offline_asks_nothing_and_failing_stops_nothing(tiny, tmp_path, mo
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setattr("builtins.input", None)
     loop.train(tiny("prenorm", "steps=2", "optim.warmup=1", "wandb.mode=auto"), tmp_path / "a")
     assert list((tmp_path / "a" / "wandb").glob("offline-run-*"))
 
-    import wandb
+    asked = loop.train(tiny("prenorm", "steps=2", "optim.warmup=1", "wandb.mode=online"), tmp_path / "c")
+    assert asked["status"] == "done" and list((tmp_path / "c" / "wandb").glob("offline-run-*"))
+    assert "wandb: no key: the run is mirrored offline" in capsys.readouterr().err
 
     def broken(**kwargs):
         raise OSError("no space left")
@@ -196,24 +243,50 @@ def test_the_groups_are_printed_at_the_start(tiny, tmp_path, capsys):
     assert "weight decay" in out and "no decay" in out and "w_down, w_up, w_write" in out
 
 
+NO_PLACE = """
+import runpy, shutil
+from grlab.train import loop
+make = loop.Run.save
+def save(self):
+    shutil.rmtree(self.directory.checkpoints)
+    self.directory.checkpoints.write_text("a file where the folder was")
+    make(self)
+loop.Run.save = save
+runpy.run_path("launch.py", run_name="__main__")
+"""
+
+
 def test_a_save_that_failed_is_not_passed_over(tiny, tmp_path):
-    """The disk refuses checkpoints: the run ends as failed, with the reason, and without a result."""
-    config = tiny("prenorm")
-    run = tmp_path / "run"
-    make = loop.Run.save
+    """The disk refuses checkpoints: the process ends as failed, at once, with the reason and without a result."""
+    (tmp_path / "config.json").write_text(json.dumps(tiny("prenorm").to_dict()))
+    command = [sys.executable, "-c", NO_PLACE, "train", f"--config={tmp_path / 'config.json'}"]
+    command += [f"--workdir={tmp_path / 'run'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 1
+    assert "\nfailed: checkpoint of step 4 could not be saved: " in done.stderr
+    assert not (tmp_path / "run" / "final_result.json").exists()
 
-    def save(self):
-        (run / "checkpoints").rename(run / "gone")
-        (run / "checkpoints").write_text("a file where the folder was")
-        make(self)
 
-    loop.Run.save = save
-    try:
-        with pytest.raises(RunFailed, match="could not be saved"):
-            loop.train(config, run)
-    finally:
-        loop.Run.save = make
-    assert not (run / "final_result.json").exists()
+def test_a_save_that_fails_in_the_background_stops_the_run_at_the_next_step(tiny, records, tmp_path, monkeypatch):
+    """The disk is full when a checkpoint is renamed into place: the run does not train on to the next one."""
+    from orbax.checkpoint._src.path import atomicity
+
+    def full(*args, **kwargs):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(atomicity.AtomicRenameTemporaryPath, "finalize", full)
+    update = loop.Run.record
+
+    def record(self, step, metrics):
+        update(self, step, metrics)
+        if step == 5:  # the update after the save: its end is waited for here, as a long update would
+            while self.checkpoints._manager.is_saving_in_progress():
+                time.sleep(0.01)
+
+    monkeypatch.setattr(loop.Run, "record", record)
+    with pytest.raises(RunFailed, match="checkpoint of step 4 could not be saved: .*no space left"):
+        loop.train(tiny("prenorm", "steps=40", "eval.every=40"), tmp_path / "run")
+    assert [r["step"] for r in records(tmp_path / "run")] == [1, 2, 3, 4, 5]
 
 
 def test_batches_that_do_not_fit_the_mesh_are_one_line(tiny, tmp_path):
