@@ -47,18 +47,17 @@ def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
 def _saved(path: str) -> ConfigDict:
     """The config that a run saved."""
     try:
-        saved = ConfigDict(json.loads(Path(path).read_text()))
-    except (ValueError, TypeError):
-        raise errors.UsageError("--config", path, "is not the config of a run: not a JSON object") from None
-    base = import_file("--config", "configs/base.py", "configs", "get_config")()
-    missing = [
-        f for f in flatten(base.to_dict()) if f not in flatten(saved.to_dict()) and not covered(f, ("residual",))
-    ]
+        saved = json.loads(Path(path).read_text())
+    except ValueError:
+        saved = None
+    if not isinstance(saved, dict):
+        raise errors.UsageError("--config", path, "is not the config of a run: not a JSON object")
+    there, base = flatten(saved), import_file("--config", "configs/base.py", "configs", "get_config")()
+    missing = [f for f in flatten(base.to_dict()) if f not in there and not covered(f, ["residual"])]
     if missing:
-        raise errors.UsageError(
-            "--config", path, f"lacks {', '.join(missing)}: add what the run had, see configs/base.py"
-        )
-    return saved
+        remedy = f"lacks {', '.join(missing)}: add what the run had, see configs/base.py"
+        raise errors.UsageError("--config", path, remedy)
+    return ConfigDict(saved)
 
 
 def _override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
