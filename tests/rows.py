@@ -1,4 +1,7 @@
-"""Every row there is: a config file in configs/ that builds one. A new row is tested by being there."""
+"""Every row there is: a config file in configs/ that builds one, or a setting of one in an experiment.
+
+A new row is tested by being there.
+"""
 
 import functools
 import json
@@ -11,6 +14,7 @@ from ml_collections import ConfigDict
 
 from grlab import config as configs
 from grlab import residual
+from grlab.experiment import load
 from grlab.model import Decoder
 from grlab.params import Fixed, fold
 
@@ -31,6 +35,23 @@ def tiny(row: str, *overrides: str) -> ConfigDict:
 
 # The first row of each kind: for what its stream and hooks may break and its switches can not.
 OF_EACH_KIND = sorted({tiny(row).residual.kind: row for row in reversed(ROWS)}.values())
+
+
+def _settings() -> dict[str, tuple[str, ...]]:
+    found = {row: (row,) for row in ROWS}
+    seen = {json.dumps(tiny(row).residual.to_dict()) for row in ROWS}
+    for path in sorted((configs.ROOT / "experiments").glob("*.py")):
+        for row in load(path).rows:
+            switches = [f"{field}={value}" for field, value in row.overrides.items() if field.startswith("residual.")]
+            setting = (Path(row.config).stem, *switches)
+            if (key := json.dumps(tiny(*setting).residual.to_dict())) not in seen:
+                seen.add(key)
+                found[f"{path.stem}-{row.name}"] = setting
+    return found
+
+
+# Every setting of `residual` that there is, in a config file or an experiment: name -> the arguments of `tiny`.
+SETTINGS = _settings()
 
 
 def build(config: ConfigDict) -> Decoder:

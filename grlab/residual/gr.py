@@ -221,6 +221,9 @@ class GatedResidual(Residual, kind="gr"):
             raise errors.UsageError("residual.gate_range", switches.gate_range, "applies to gate=sigmoid alone")
         self.switches = switches
         self.frame = frame
+        self.keeps_equal_streams = switches.mix != "free"  # its rows sum to what they learn
+        if switches.mix in ("sinkhorn", "permutations"):  # which leave streams that are copies as they are
+            self.asleep_at_start = frozenset({"b_res", "w_res", "alpha_res"})
         self.final = GatedSite(switches, frame, frame.sites, fold(key, "final"), writes=False)
 
     def site(self, k, key):

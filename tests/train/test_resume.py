@@ -173,7 +173,7 @@ def test_the_saved_config_gives_the_run_again(tiny, records, tmp_path):
     for text, line in (
         ("[1]", "not a JSON object"),
         ('{"seed": 1', "not a JSON object"),
-        ('{"seed": 1}', "lacks row, "),
+        ('{"seed": 1}', "lacks batch_size, "),
     ):
         saved.write_text(text)
         with pytest.raises(UsageError, match=line):
