@@ -52,11 +52,17 @@ def test_scan_equals_a_loop_of_layers(row):
 
 @pytest.mark.parametrize("row, switches", [(row, ()) for row in rows.OF_EACH_KIND] + PATHS, ids=str)
 def test_paths_are_one_function(row, switches):
-    """Unrolled, or with each remat policy: the same loss and gradients."""
+    """Unrolled, or with each remat policy: the same loss and gradients, with streams apart and maps at work."""
     tokens_BxT = rows.tokens()
-    loss, grads = value_and_grads(rows.decoder(rows.tiny(row, *switches)), tokens_BxT)
+
+    def model(*setting):
+        model = rows.decoder(rows.tiny(row, *switches, *setting))
+        rows.randomise(model, 0.1)
+        return model
+
+    loss, grads = value_and_grads(model(), tokens_BxT)
     for setting in ("model.scan=false", "model.remat=full", "model.remat=dots"):
-        other_loss, other_grads = value_and_grads(rows.decoder(rows.tiny(row, *switches, setting)), tokens_BxT)
+        other_loss, other_grads = value_and_grads(model(setting), tokens_BxT)
         np.testing.assert_allclose(other_loss, loss, rtol=1e-6, err_msg=setting)
         for (path, x), (_, y) in zip(nnx.to_flat_state(grads), nnx.to_flat_state(other_grads), strict=True):
             x, y = np.asarray(x.get_value()), np.asarray(y.get_value())
