@@ -13,7 +13,7 @@ from configs import scales
 def residual(kind: str, **switches) -> ml_collections.ConfigDict:
     """`config.residual` of a row: its kind, that kind's switches, and the switches that every kind has."""
     common = {
-        "gated_norm": 0,  # rank of a learned gate on every norm (GatedNorm); 0: plain norms
+        "gated_norm": 0,  # rank of a gate on each norm before a sublayer and the head (GatedNorm); 0: none
         "stream_dtype": "float32",  # float32 | bfloat16 | float8_e4m3fn (GR; saves memory with remat=full)
     }
     return ml_collections.ConfigDict({"kind": kind, **switches, **common})

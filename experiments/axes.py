@@ -3,9 +3,10 @@
     python launch.py sweep --experiment=experiments/axes.py --scale=cpu --seeds=2 --runs=runs/axes
     python launch.py table --experiment=experiments/axes.py --runs=runs/axes --out=experiments/results/axes_cpu
 
-The report names the axes (arXiv 2608.30320, section 2.2) and publishes no numbers for them. The baseline is GR; a
-row of GR differs from it in the fields that its label names, the rows of other systems in `residual` and in their own
-learning rate.
+The report names the axes (arXiv 2608.30320, section 2.2) and publishes a number for one of them (width only). The
+baseline is GR; a row of GR differs from it in the fields that its label names, the rows of other systems in `residual`
+and in their own learning rate. Axis 5 has one more upstream: a plain mean read, y added to every stream. That is
+pre-norm, whose streams would stay copies.
 """
 
 from grlab.experiment import Experiment, Row, switches
@@ -46,7 +47,7 @@ EXPERIMENT = Experiment(
         "The published N(0, 0.02) of GR's projections is for d = 2560. At d = 64 its gates start nearly constant; "
         "N(0, 1/d) gives their logits the spread that they have there (0.1 for reads, 0.5 for writes).",
         "A tanh gate is 1 + λ tanh and starts at pre-norm's scale, so compare it with the read gate in (0, 2).",
-        "The report's gain of about 0.01 for width only is over pre-norm.",
+        "The report gives a gain of about 0.01 for width only (25B-A3B, 400B tokens).",
         "The path from static HC to GR goes on with row 3 (dynamic gates, scalar read) and ends with GR.",
         "All rows of GR are trained at GR's learning rate; those of HC and width only at pre-norm's.",
     ),

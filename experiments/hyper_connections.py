@@ -42,5 +42,7 @@ EXPERIMENT = Experiment(
     notes=(
         "Published losses are of another model, tokenizer and corpus: compare signs and order, not levels.",
         "All rows are trained at pre-norm's learning rate.",
+        "The paper scales the initial output projections of HC by √n and does not say which way; here they are as "
+        "pre-norm's, so that HC starts as pre-norm (residual.output_init has both ways).",
     ),
 )

@@ -3,8 +3,9 @@
     python launch.py sweep --experiment=experiments/stability.py --scale=cpu --seeds=3 --runs=runs/stability
     python launch.py table --experiment=experiments/stability.py --runs=runs/stability
 
-As in the report (arXiv 2608.30320, section 3.3) the learning rate is constant after its warm-up and gradients are
-clipped at 0.5; a rate is a multiple of the row's own (experiments/lr_table5.py).
+As in the report (arXiv 2608.30320, section 3.3) the learning rate is constant, here after the warm-up of all runs, and
+gradients are clipped at 0.5. A rate is a multiple of the row's own with AdamW and a cosine (experiments/lr_table5.py);
+GatedNorm has pre-norm's.
 """
 
 from grlab.experiment import Experiment, Row, switches
@@ -44,7 +45,8 @@ EXPERIMENT = Experiment(
     notes=(
         "The report: spikes per 10,000 steps, 25B-A3B, 28 layers: AdamW at 2x 4.3, at 4x 183; Muon with GR 0.2 and 0; "
         "GatedNorm alone takes AdamW at 3x from 32.0 to 3.2.",
-        "Muon has no learning rate of its own: its updates are scaled to the size of AdamW's.",
+        "They are of 19,932 steps of another model: compare the order of the rows, not the rates.",
+        "Muon has no learning rate of its own: its updates are scaled to the size of AdamW's, and have AdamW's rates.",
     ),
     stability=True,
 )

@@ -56,6 +56,8 @@ EXPERIMENT = Experiment(
         "pre-norm's.",
         "GR's projections start at N(0, 0.02), as published for d = 2560; at d = 64 that makes its gates start nearly "
         "constant (logits of standard deviation 0.002 for reads, 0.08 for writes, against 0.1 and 0.5).",
+        "mHC is its own paper's, which gives no initial values and no end of the streams: both are chosen here, and "
+        "the published rows may have others.",
         "Seeds, variance, optimizer, learning rate, batch and data of the published table are not published.",
     ),
 )

@@ -23,8 +23,8 @@ def sinkhorn(logits_NxN: jax.Array, iterations: int) -> jax.Array:
 def _balance(h_NxNxT: jax.Array, iterations: int) -> jax.Array:
     """r h c with the scales r of the rows and c of the columns that `iterations` normalisations of both leave.
 
-    Only the scales are iterated: a product and a sum each, instead of a new matrix. No sum is near zero: after the
-    first iteration of `sinkhorn` a column still has 1/n² of what it had. T stands for all dimensions of the tokens.
+    Only the scales are iterated: a product and a sum each, instead of a new matrix. No sum comes near zero: once the
+    rows sum to 1, an iteration changes a scale by a factor of n at most. T stands for all dimensions of the tokens.
 
     A derivative of its own because XLA makes a slow program of either form of the sums: fused, `jnp.sum` computes the
     columns anew for every row, forwards (16 times slower on a CPU), and sums of slices become paddings, backwards.

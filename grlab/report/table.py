@@ -241,23 +241,25 @@ def _cost_block(experiment: Experiment, results: Sequence[RowResult], marks: Map
 
 
 _SPIKES = (
-    f"A spike is a step whose training loss is above the median of the {SPIKE_WINDOW} steps that end with it by more "
-    f"than {SPIKE_HEIGHT} nats (the report's rule) and by more than {SPIKE_DEVIATIONS:.0f} standard deviations of the "
-    "run's own noise. Clipped: steps whose gradient norm was above optim.clip. Both are for 10,000 steps, all seeds."
+    f"Spikes: steps whose training loss is above the median of the {SPIKE_WINDOW} steps that end with it by more than "
+    f"{SPIKE_HEIGHT} nats (the report's rule), which the noise of small batches is by itself. Above noise: those of "
+    f"them that are above it by {SPIKE_DEVIATIONS:.0f} standard deviations of the run's own noise, too. Clipped: steps "
+    "whose gradient norm was above optim.clip. All are for 10,000 steps, over all seeds: what comes once in that many "
+    "steps cannot be seen in fewer."
 )
 
 
 def _stability_block(results: Sequence[RowResult], marks: Mapping[str, str]) -> Block:
     lines = []
+    counts = ("report_spikes", "spikes", "clipped")
     for r in results:
         steps = sum(run.step for run in r.runs)
-        known = steps and all(run.spikes is not None for run in r.runs)
-        rates = [1e4 * sum(getattr(run, what) for run in r.runs) / steps for what in ("spikes", "clipped") if known]
+        known = steps and all(getattr(run, count) is not None for run in r.runs for count in counts)
+        rates = [f"{1e4 * sum(getattr(run, c) for run in r.runs) / steps:.1f}" if known else NONE for c in counts]
         diverged = sum(run.status == "diverged" for run in r.runs)
-        cells = [r.row.label + marks.get(r.row.name, ""), *(f"{rate:.1f}" for rate in rates)]
-        cells += [NONE] * (3 - len(cells)) + [f"{diverged} of {len(r.runs)}", f"{steps:,}"]
+        cells = [r.row.label + marks.get(r.row.name, ""), *rates, f"{diverged} of {len(r.runs)}", f"{steps:,}"]
         lines.append(cells)
-    return Block("Stability", ["row", "spikes", "clipped", "diverged", "steps"], lines)
+    return Block("Stability", ["row", "spikes", "above noise", "clipped", "diverged", "steps"], lines)
 
 
 def _footnotes(results: Sequence[RowResult], flagged: Mapping[str, list[str]]) -> tuple[dict[str, str], list[str]]:

@@ -34,7 +34,7 @@ def build(
     """The residual system that `config.residual` describes.
 
     Args:
-      fields: `kind`, `stream_dtype`, `gated_norm` (the rank of a gate on every norm; 0: none), and the switches of
+      fields: `kind`, `stream_dtype`, `gated_norm` (the rank of a gate on every `Norm`; 0: none), and the switches of
         that kind.
       width: D, channels of the model.
       layers: the model's layers; a layer has two sites.

@@ -26,7 +26,8 @@ class GatedSite(Site):
         s    = 2σ(W_write vec R̂ / n)                    [n]
         R'_i = R_i + s_i y
 
-    The report names the design axes and gives formulas for the published choice alone; the others are chosen here:
+    The report names the design axes and gives formulas for the published choice alone, and for static terms in general
+    (eq. 26-28, outside the squashing; here they are inside, as mHC's paper has them). The others are chosen here:
 
         read=scalar          G_i = σ((W_read vec R̂)_i / n), for all channels of stream i
         write=channel        s as G is, from projections of its own, times 2

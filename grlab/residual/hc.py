@@ -24,6 +24,7 @@ class HyperConnectionSite(Site):
     It starts as the pre-norm network: W = 0, s = 0.01, B = 1, A_m = e_{k mod n}, A_r = I. So at step 0 s_α, s_β and
     dyn_gain have no gradient yet: the W they multiply are zero until the first update. A map that is not trained
     (`read`, `mix` or `write` "frozen") keeps its start and has no dynamic part; with A_r frozen it is Identity-HC.
+    Of the dynamic parts, which the paper decays, the W decay here; the scales s and the gain do not, as in all systems.
     """
 
     def __init__(self, switches: "HyperConnections.Switches", frame: Frame, k, key: jax.Array):

@@ -40,9 +40,11 @@ class ManifoldSite(Site):
         H_pre = σ(H̃_pre);   H_post = 2σ(H̃_post);   H_res = Sinkhorn-Knopp(exp H̃_res)
         x = norm(Σ_i H_pre,i R_i);   R' = H_res R + H_postᵀ y
 
-    Static: α = 0, only b is learned. φ and b have no published initial values. Chosen here: φ ~ N(0, 0.02), and the
-    identity-like b of public ports: b_pre ±3 (+ on the home stream k mod n), b_post 0, b_res 6 I − 3. The DeepSeek-V4
-    form has other formulas and the same start (transformers' is α = 1, b = 0, which averages the streams at once).
+    Static: α = 0, only b is learned. (The report on GR, eq. 26-28, writes the static term of every system outside the
+    squashing; this is mHC's own paper, which has it inside.) φ and b have no published initial values. Chosen here:
+    φ ~ N(0, 0.02), and the identity-like b of public ports: b_pre ±3 (+ on the home stream k mod n), b_post 0, b_res
+    6 I − 3. The DeepSeek-V4 form has other formulas and the same start (transformers' is α = 1, b = 0, which averages
+    the streams at once).
 
     mHC-lite (form=lite): H_res = Σ_p softmax(H̃_res)_p P_p over the n! permutation matrices, exactly doubly stochastic.
     Its b is 0 for the identity and −8 for the others at n = 4 (chosen here: as near the identity as 6 I − 3).
@@ -103,7 +105,7 @@ class ManifoldHyperConnections(SummedStreams, kind="mhc"):
     # The streams start as copies and are first written alike (b_post 0). Until an update has made them differ, a mixing
     # keeps them as they are, and a read only scales them, which the norm after it undoes: neither has a gradient.
     asleep_at_start = frozenset(
-        {"b_res", "phi_res", "alpha_res", "b_pre", "phi_pre", "alpha_pre", "head_b", "head_phi", "head_alpha"}
+        {"b_res", "phi_res", "alpha_res", "b_pre", "phi_pre", "alpha_pre", "head_b", "phi_head", "head_alpha"}
     )
 
     @dataclasses.dataclass(frozen=True)
@@ -121,10 +123,10 @@ class ManifoldHyperConnections(SummedStreams, kind="mhc"):
         n, d = switches.streams, frame.width
         self.learned_head = switches.form == "deepseek_v4"
         if self.learned_head:
-            self.head_phi = normal(key, "head_phi", (n * d, n), ("flat", "streams"), std=0.02)
+            self.phi_head = normal(key, "phi_head", (n * d, n), ("flat", "streams"), std=0.02)
             self.head_alpha = constant(1.0)  # the head starts as transformers' does: half of each stream
             self.head_b = constant(jnp.zeros(n), ("streams",))
-            self.final_norm = Norm(frame, fold(key, "final_norm"))  # of one stream, not of a sum
+            self.final_norm = Norm(frame, fold(key, "final_norm"))  # its eps is not scaled: as transformers'
 
     def site(self, k, key):
         return ManifoldSite(self.switches, self.frame, k, key)
@@ -133,6 +135,6 @@ class ManifoldHyperConnections(SummedStreams, kind="mhc"):
         if not self.learned_head:
             return super().collapse(stream_BxTxNxD)
         flat_BxTxND = ops.rms_normalise(ops.flatten(stream_BxTxNxD), self.frame.norm_eps)
-        out_BxTxN = ops.project(flat_BxTxND, self.head_phi[...], ops.F32)
+        out_BxTxN = ops.project(flat_BxTxND, self.phi_head[...], ops.F32)
         weights_BxTxN = jax.nn.sigmoid(self.head_alpha[...] * out_BxTxN + self.head_b[...]) + V4_EPS
         return self.final_norm(ops.combine(weights_BxTxN, stream_BxTxNxD))

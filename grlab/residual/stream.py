@@ -32,7 +32,7 @@ class Frame:
     norm_eps: float
     compute_dtype: jnp.dtype  # of matrix products and of what a read returns
     stream_dtype: jnp.dtype
-    gated_norm: int = 0  # rank of the gate that every norm carries; 0: plain norms
+    gated_norm: int = 0  # rank of the gate that every `Norm` carries; 0: plain norms
     float8: bool = False  # streams hold what float8_e4m3fn and a scale can, in arrays of `stream_dtype` = float32
 
 

@@ -15,7 +15,10 @@ from grlab.residual.stream import Frame, Norm, Site, SummedStreams, home
 
 
 class WidthOnlySite(Site):
-    """x = norm(Σ_i h_i R_i), and y is added to stream k mod n alone."""
+    """x = norm(Σ_i h_i R_i), and y is added to stream k mod n alone.
+
+    k counts sublayers: with an even n a stream is written by attentions alone, or by FFNs alone.
+    """
 
     def __init__(self, switches: "WidthOnly.Switches", frame: Frame, k, key: jax.Array):
         n = switches.streams

@@ -192,7 +192,7 @@ def test_weight_decay_falls_on_matrices_alone(setting):
         nnx.state(nnx.eval_shape(lambda: rows.build(rows.tiny(*rows.SETTINGS[setting]))))
     ):
         drawn = path[-1] in ("embedding", "head", "query", "key", "value", "output", "gate", "up", "down")
-        assert variable.decay is (drawn or path[-1].startswith(("w_", "phi_", "head_phi"))), path
+        assert variable.decay is (drawn or path[-1].startswith(("w_", "phi_"))), path
 
 
 @pytest.mark.parametrize("std", [1.0, 3.0, 30.0, 1e4])

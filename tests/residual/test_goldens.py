@@ -64,7 +64,7 @@ def convert(meta: dict, tensors: dict[str, np.ndarray], one: int) -> list[dict[s
         return [*sites, {f"final.{k}": v for k, v in end.items()}]
     sites = [read_mhc(tensors, block, norm, n, one) for block, norm in zip(SITES[kind], PRE_NORMS, strict=True)]
     end = {
-        "head_phi": tensors["hc_head.hc_fn"].T,
+        "phi_head": tensors["hc_head.hc_fn"].T,
         "head_alpha": tensors["hc_head.hc_scale"][0],
         "head_b": tensors["hc_head.hc_base"],
         "final_norm.gain": tensors["norm.weight"] - one,

@@ -34,7 +34,7 @@ def draw(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndar
     """A float32 value for a parameter, large enough for gates far from their centre and maps far from symmetric."""
     v = rng.standard_normal(shape)
     leaf = name.split(".")[-1]
-    if leaf.startswith(("w_", "phi_", "head_phi")):
+    if leaf.startswith(("w_", "phi_")):
         v = 2 * v / np.sqrt(shape[0])  # at 3 a tanh may be so near 1 that float32 keeps few digits of its slope
     elif leaf.startswith(("alpha_", "head_alpha", "s_", "lam_")):
         v = 0.7 + 0.2 * v

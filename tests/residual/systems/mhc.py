@@ -66,7 +66,7 @@ def collapse(p, stream, *, eps, form="paper", **switches):
     """Sum of the streams (chosen here: the paper states none) or deepseek_v4's learned head, then the final norm."""
     if form != "deepseek_v4":
         return end_of_sum(p, stream, eps)
-    logits = p["head_alpha"] * (normalise(flat(stream), eps) @ p["head_phi"]) + p["head_b"]
+    logits = p["head_alpha"] * (normalise(flat(stream), eps) @ p["phi_head"]) + p["head_b"]
     return final_norm(p, ((sigmoid(logits) + 1e-6)[..., None] * stream).sum(axis=-2), eps)
 
 
