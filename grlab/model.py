@@ -7,6 +7,7 @@ from flax import nnx
 from grlab import errors, residual
 from grlab.layers.attention import Attention
 from grlab.layers.ffn import SwiGLU
+from grlab.ops.matmul import matmul
 from grlab.params import fold, normal
 
 REMAT = {
@@ -73,7 +74,7 @@ class Decoder(nnx.Module):
         x_BxTxD = self.embedding[...][tokens_BxT].astype(self.dtype)
         stream = self._run_layers(self.residual.expand(x_BxTxD))
         x_BxTxD = self.residual.collapse(stream)
-        return jnp.matmul(x_BxTxD, self.head[...].astype(self.dtype), preferred_element_type=jnp.float32)
+        return matmul(x_BxTxD, self.head[...].astype(self.dtype), dtype=jnp.float32)
 
     def _run_layers(self, stream):
         graphdef, stacked = nnx.split(self.layers)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from grlab.ops import streams as ops
+from grlab.ops.matmul import matmul
 from grlab.params import constant, normal
 
 
@@ -44,7 +45,7 @@ class Attention(nnx.Module):
 
         def heads(w_DxHxC):
             h, c = w_DxHxC.shape[1:]
-            return (x_BxTxD @ w_DxHxC[...].astype(self.dtype).reshape(d, h * c)).reshape(b, t, h, c)
+            return matmul(x_BxTxD, w_DxHxC[...].astype(self.dtype).reshape(d, h * c)).reshape(b, t, h, c)
 
         q_BxTxHxC = ops.rms_norm(heads(self.query), self.query_gain[...], self.eps)
         k_BxTxKxC = ops.rms_norm(heads(self.key), self.key_gain[...], self.eps)
@@ -52,4 +53,4 @@ class Attention(nnx.Module):
         q_BxTxHxC = rope(q_BxTxHxC, self.theta).astype(self.dtype)
         k_BxTxKxC = rope(k_BxTxKxC, self.theta).astype(self.dtype)
         out_BxTxHxC = jax.nn.dot_product_attention(q_BxTxHxC, k_BxTxKxC, v_BxTxKxC, is_causal=True)
-        return out_BxTxHxC.reshape(b, t, -1) @ self.output[...].astype(self.dtype).reshape(-1, d)
+        return matmul(out_BxTxHxC.reshape(b, t, -1), self.output[...].astype(self.dtype).reshape(-1, d))

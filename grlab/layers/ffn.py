@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from grlab.ops.matmul import matmul
 from grlab.params import normal
 
 
@@ -21,6 +22,6 @@ class SwiGLU(nnx.Module):
         self.down = normal(key, "down", (f, d), ("mlp", "embed"), std, muon)
 
     def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-        gate_BxTxF = x_BxTxD @ self.gate[...].astype(self.dtype)
-        up_BxTxF = x_BxTxD @ self.up[...].astype(self.dtype)
-        return (jax.nn.silu(gate_BxTxF) * up_BxTxF) @ self.down[...].astype(self.dtype)
+        gate_BxTxF = matmul(x_BxTxD, self.gate[...].astype(self.dtype))
+        up_BxTxF = matmul(x_BxTxD, self.up[...].astype(self.dtype))
+        return matmul(jax.nn.silu(gate_BxTxF) * up_BxTxF, self.down[...].astype(self.dtype))

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grlab.ops.matmul import matmul
+
 F32 = jnp.float32
 EXACT = jax.lax.Precision.HIGHEST  # an accelerator multiplies float32 in fewer bits unless it is told not to
 
@@ -30,8 +32,7 @@ def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
 
 def project(x: jax.Array, w: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """x @ w for x [..., I] and w [I, O]: the product in `dtype`, accumulated and returned in float32."""
-    precision = EXACT if dtype == F32 else None
-    return jnp.matmul(x.astype(dtype), w.astype(dtype), preferred_element_type=F32, precision=precision)
+    return matmul(x.astype(dtype), w.astype(dtype), EXACT if dtype == F32 else None, F32)
 
 
 def flatten(stream_BxTxNxD: jax.Array) -> jax.Array:
