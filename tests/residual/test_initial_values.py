@@ -56,6 +56,17 @@ SPREADS = [
 ]
 
 
+# kind and switches, and parameters of the stream's end.
+ENDS = [
+    ({"kind": "mhc", "form": "deepseek_v4"}, {"head_alpha": 1.0, "head_b": 0.0}, {"phi_head": 0.02}),
+    ({"kind": "gr", "rank": 16}, {"final.gain": 0.0}, {"final.w_down": 0.02, "final.w_up": 0.02}),
+    # Its place among the sublayers is after the eighth, counted from 0: stream 2 of 3 is home.
+    ({"kind": "gr", "streams": 3, "gates": "static", "read": "scalar"}, {"final.b_read": [-1, -1, 1]}, {}),
+    ({"kind": "attnres"}, {"final.q": 0.0, "final.source_gain": 0.0}, {}),
+    ({"kind": "hc"}, {"final_norm.gain": 0.0}, {}),
+]
+
+
 def site(fields: dict, k: int):
     key = jax.random.key(0)
     return functional.parameters(residual.build(fields, width=64, layers=4, key=key).site(k, key))
@@ -74,3 +85,12 @@ def test_spreads(fields, stds):
     for name, std in stds.items():
         assert float(parameters[name].std()) == pytest.approx(std, rel=0.1), name
         assert abs(float(parameters[name].mean())) < 0.1 * std, name
+
+
+@pytest.mark.parametrize("fields, values, stds", ENDS)
+def test_ends(fields, values, stds):
+    parameters = functional.parameters(residual.build(fields, width=64, layers=4, key=jax.random.key(0)))
+    for name, value in values.items():
+        np.testing.assert_allclose(parameters[name], np.broadcast_to(value, parameters[name].shape), err_msg=name)
+    for name, std in stds.items():
+        assert float(parameters[name].std()) == pytest.approx(std, rel=0.1), name

@@ -9,11 +9,14 @@ CASES = [
     {},
     {"tanh": False},
     {"dynamic": False},
+    {"streams": 1},
     {"streams": 2},
     {"gated_norm": 3},
     {"mix": "frozen"},  # Identity-HC
     {"read": "frozen", "mix": "frozen"},
+    {"read": "frozen"},
     {"write": "frozen"},
+    {"write": "frozen", "dynamic": False},
     {"read": "frozen", "dynamic": False},
 ]
 start = starts.prenorm
