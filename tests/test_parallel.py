@@ -5,6 +5,7 @@ Seen to fail: every device given the first rows of the batch instead of its own.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -32,11 +33,18 @@ def launch(workdir, config_file, devices: bool):
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("row", ["gr", "mhc"])
-def test_eight_devices_train_as_one_and_their_checkpoint_restores_on_one(row, tmp_path):
-    """data 2 × fsdp 2 × tensor 2: the same losses within 1e-5; the checkpoint of 8 devices goes on on one."""
+@pytest.mark.parametrize("row, more", [("gr", ()), ("mhc", ()), ("attnres", ("optim.name=muon",))], ids=str)
+def test_eight_devices_train_as_one_and_checkpoints_go_from_one_to_the_other(row, more, tmp_path):
+    """data 2 × fsdp 2 × tensor 2: the same losses within 1e-5; a checkpoint of 8 devices goes on on one, and one of
+    one device on 8."""
     data = ["data.name=folder", f"data.path={rows.data_path(tmp_path)}", "data.glob=*.py", "data.heldout=0.2"]
-    data += [f"data.dir={tmp_path / 'prepared'}", "eval.cloze_items=0", "wandb.mode=disabled", "eval.batch_size=8"]
+    data += [
+        f"data.dir={tmp_path / 'prepared'}",
+        "eval.cloze_items=0",
+        "wandb.mode=disabled",
+        "eval.batch_size=8",
+        *more,
+    ]
     eight = rows.tiny(row, *data, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
     (tmp_path / "eight.json").write_text(json.dumps(eight.to_dict()))
     done = launch(tmp_path / "eight", tmp_path / "eight.json", devices=True)
@@ -52,13 +60,19 @@ def test_eight_devices_train_as_one_and_their_checkpoint_restores_on_one(row, tm
 
     np.testing.assert_allclose(losses("eight"), losses("one"), rtol=1e-5)
 
-    # The last checkpoint goes and the one of step 4, written by 8 devices, is where one device goes on.
-    subprocess.run(["rm", "-r", str(tmp_path / "eight" / "checkpoints" / "8")], check=True)
-    (tmp_path / "eight" / "final_result.json").unlink()
-    loop.train(one, tmp_path / "eight")
-    np.testing.assert_allclose(losses("eight"), losses("one"), rtol=1e-5)
-    resumed = json.loads((tmp_path / "eight" / "provenance.json").read_text())["resumed"]
-    assert (resumed[0]["step"], resumed[0]["device_count"]) == (4, 1)
+    # The last checkpoint goes, and the one of step 4 is where the other number of devices goes on.
+    shutil.copytree(tmp_path / "one", tmp_path / "grown")
+    shutil.copytree(tmp_path / "eight", tmp_path / "shrunk")
+    for name in ("grown", "shrunk"):
+        shutil.rmtree(tmp_path / name / "checkpoints" / "8")
+        (tmp_path / name / "final_result.json").unlink()
+    loop.train(one, tmp_path / "shrunk")
+    done = launch(tmp_path / "grown", tmp_path / "eight.json", devices=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, devices in (("grown", 8), ("shrunk", 1)):
+        np.testing.assert_allclose(losses(name), losses("one"), rtol=1e-5)
+        resumed = json.loads((tmp_path / name / "provenance.json").read_text())["resumed"]
+        assert (resumed[0]["step"], resumed[0]["device_count"]) == (4, devices)
 
 
 def test_a_mesh_that_does_not_fit_is_one_line():
