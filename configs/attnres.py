@@ -2,6 +2,8 @@
 
     python launch.py train --config=configs/attnres.py:cpu --workdir=runs/attnres-0
 
+Held-out loss 1.192 ± 0.015 over 2 seeds (experiments/results/table6_cpu).
+
 Sets `residual` alone: it had no learning-rate sweep of its own and trains at pre-norm's rate.
 """
 

@@ -193,7 +193,7 @@ def _differences(ax: Axes, table: Table, lines: dict[str, _Line], many: bool) ->
                 "", (0, -y), xytext=(0, -y), xycoords=beside, textcoords=beside + across, annotation_clip=False,
                 arrowprops={"arrowstyle": "-", "color": line.colour, "linestyle": line.dashes, "linewidth": 1.6},
             )  # fmt: skip
-    ax.set_ylim(-len(rows) + 0.4, 0.6)
+    ax.set_ylim(-len(rows) + (0.25 if many else 0.4), 0.6)
     ax.set_xlabel(f"difference in held-out loss from {baseline}, same seed", fontsize=9)
     ax.set_title("At the end: seeds, mean and 95 % interval", fontsize=10, loc="left")
 
