@@ -138,7 +138,7 @@ def main(argv: list[str]) -> int:
 if __name__ == "__main__":
     exit_status = main(sys.argv[1:])
     if exit_status == 1:
-        # A checkpoint that failed leaves threads of Orbax that wait for minutes; nothing is left to be done for them.
+        # A checkpoint that failed leaves threads of Orbax that wait for minutes. All else has been closed by now.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_status)

@@ -81,7 +81,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     c.log = ml_collections.ConfigDict({"every": 1})  # steps between records in metrics.jsonl
 
     w = c.wandb = ml_collections.ConfigDict()
-    w.mode = "auto"  # auto (online with a key, else offline) | online | offline | disabled
+    w.mode = "auto"  # auto ($WANDB_MODE, else online; offline without a key) | online | offline | disabled
     w.project = "grlab"
     w.group = ""  # the experiment, set by the sweep
 

@@ -5,8 +5,8 @@
 
 The report names the axes (arXiv 2608.30320, section 2.2) and publishes a number for one of them (width only). The
 baseline is GR; a row of GR differs from it in the fields that its label names, the rows of other systems in `residual`
-and in their own learning rate. Axis 5 has one more upstream: a plain mean read, y added to every stream. That is
-pre-norm, whose streams would stay copies.
+and in their own learning rate. Axis 5 has one more value in public configs, a plain mean read with y added to every
+stream. That is pre-norm, since the streams stay copies.
 """
 
 from grlab.experiment import Experiment, Row, switches

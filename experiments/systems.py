@@ -10,13 +10,14 @@ the others pre-norm's.
 from grlab.config import ROOT
 from grlab.experiment import Experiment, Row
 
-_NAMES = sorted(file.stem for file in (ROOT / "configs").glob("*.py") if file.stem not in ("base", "scales"))
+_FOUND = {file.stem for file in (ROOT / "configs").glob("*.py")} - {"base", "scales"}
+_NAMES = ["prenorm", *sorted(_FOUND - {"prenorm"})]
 
 EXPERIMENT = Experiment(
     name="systems",
     title="Every residual connection",
     baseline="prenorm",
-    rows=tuple(Row(name, f"configs/{name}.py", name) for name in sorted(_NAMES, key=lambda name: name != "prenorm")),
+    rows=tuple(Row(name, f"configs/{name}.py", name) for name in _NAMES),
     notes=(
         "GR and mHC have learning rates of their own; the others are trained at pre-norm's and may be worth more at "
         "theirs: `rate_grid` of grlab/experiment.py makes the sweep.",

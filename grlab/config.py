@@ -52,8 +52,8 @@ def _saved(path: str) -> ConfigDict:
         saved = None
     if not isinstance(saved, dict):
         raise errors.UsageError("--config", path, "is not the config of a run: not a JSON object")
-    there, base = flatten(saved), import_file("--config", "configs/base.py", "configs", "get_config")()
-    missing = [f for f in flatten(base.to_dict()) if f not in there and not covered(f, ["residual"])]
+    base = import_file("--config", ROOT / "configs/base.py", "configs", "get_config")()
+    missing = [field for field in flatten(base.to_dict()) if field not in flatten(saved)]
     if missing:
         remedy = f"lacks {', '.join(missing)}: add what the run had, see configs/base.py"
         raise errors.UsageError("--config", path, remedy)
@@ -125,7 +125,7 @@ def check(config: ConfigDict) -> None:
         if _get(config, name) < 0:
             raise errors.UsageError(f"config.{name}", _get(config, name), "must not be negative")
     if config.checkpoint.keep < 2:
-        remedy = "must be at least 2: an update that diverges may follow the last checkpoint"
+        remedy = "must be at least 2: the last one may be the first whose loss is not finite"
         raise errors.UsageError("config.checkpoint.keep", config.checkpoint.keep, remedy)
     for name in ("optim.b1", "optim.b2", "optim.final_lr"):
         if not 0 <= _get(config, name) < 1:

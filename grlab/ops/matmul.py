@@ -1,4 +1,4 @@
-"""The product of activations with a matrix of weights, whose gradient is as fast on a CPU as the product itself."""
+"""The product of activations with a matrix of weights, with a gradient in the order that is fast on a CPU."""
 
 import functools
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 def matmul(x: jax.Array, w_IxO: jax.Array, precision: jax.lax.Precision | None = None, dtype=None) -> jax.Array:
     """x @ w for x [..., I], accumulated and returned in `dtype` (that of x if not given): [..., O]."""
     out_TxO = _product(x.reshape(-1, x.shape[-1]), w_IxO, precision, jnp.dtype(dtype or x.dtype))
-    return out_TxO.reshape(*x.shape[:-1], -1)
+    return out_TxO.reshape(*x.shape[:-1], w_IxO.shape[1])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -18,7 +18,8 @@ def _product(x_TxI: jax.Array, w_IxO: jax.Array, precision, dtype) -> jax.Array:
 
     A derivative of its own because XLA's on a CPU depends on which of two equal products it is given: x has to be
     transposed for the gradient of w, or the cotangent, and the wider of them costs up to ten times the narrower one.
-    A step of pre-norm takes 0.8 of the time so, one of GR, with its narrow projections, 0.65.
+    A step of pre-norm takes 0.8 of the time so, one of GR, with its narrow projections, 0.7. What it costs elsewhere is
+    a transposition of the gradient of each matrix that is not wider than it is high.
     """
     return _dot(x_TxI, w_IxO, 1, 0, precision, dtype)
 

@@ -25,7 +25,7 @@ def rms_normalise(x: jax.Array, eps: float, axis: int | tuple[int, ...] = -1) ->
 def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
     """RMSNorm over the last axis with a zero-centred gain (the scale is 1 + gain), in float32.
 
-    The only place that knows the convention, with `GatedSite.normalise` and the keys of Attention Residuals.
+    The convention is known here, in `GatedSite.normalise` and in the keys of Attention Residuals.
     """
     return rms_normalise(x, eps) * (1 + gain)
 

@@ -242,7 +242,7 @@ def _cost_block(experiment: Experiment, results: Sequence[RowResult], marks: Map
 
 _SPIKES = (
     f"Spikes: steps whose training loss is above the median of the {SPIKE_WINDOW} steps that end with it by more than "
-    f"{SPIKE_HEIGHT} nats (the report's rule), which the noise of small batches is by itself. Above noise: those of "
+    f"{SPIKE_HEIGHT} nats (the report's rule), which the noise of small batches alone exceeds. Above noise: those of "
     f"them that are above it by {SPIKE_DEVIATIONS:.0f} standard deviations of the run's own noise, too. Clipped: steps "
     "whose gradient norm was above optim.clip. All are for 10,000 steps, over all seeds: what comes once in that many "
     "steps cannot be seen in fewer."

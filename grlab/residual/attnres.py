@@ -31,14 +31,14 @@ class DepthAttention(nnx.Module):
 
     def __call__(self, sources_BxTxMxD, last):
         """The normed read [B, T, D] of the sources 0 .. `last`."""
-        # q · (source / rms ⊙ (1 + gain)) as (q ⊙ (1 + gain)) · source / rms: of the keys, the many, none is made.
+        # q · (source / rms ⊙ (1 + gain)) as (q ⊙ (1 + gain)) · source / rms, so that no keys are made.
         sources_BxTxMxD = sources_BxTxMxD.astype(ops.F32)
         q_Dx1 = (self.q[...] * (1 + self.source_gain[...]))[:, None]
         rms_BxTxM = jnp.sqrt(jnp.mean(jnp.square(sources_BxTxMxD), axis=-1) + self.eps)
         logits_BxTxM = ops.project(sources_BxTxMxD, q_Dx1, ops.F32)[..., 0] / rms_BxTxM
         there_M = jnp.arange(logits_BxTxM.shape[-1]) <= last
         weights_BxTxM = jax.nn.softmax(jnp.where(there_M, logits_BxTxM, -jnp.inf), axis=-1)
-        # A product: for as few streams as elsewhere `ops.combine` is the faster one, for many sources this.
+        # A product: faster for many sources than `ops.combine`, which is faster for few streams.
         return self.norm(jnp.einsum("...m,...md->...d", weights_BxTxM, sources_BxTxMxD, precision=ops.EXACT))
 
 

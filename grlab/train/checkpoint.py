@@ -24,11 +24,11 @@ class Checkpoints:
         self._saving: int | None = None  # the step of a save whose end nobody has seen
 
     def latest(self) -> int | None:
-        """The step of the newest whole checkpoint."""
+        """The step of the newest checkpoint, one that is being written included."""
         return self._manager.latest_step()
 
     def last_to(self, step: int) -> int | None:
-        """The newest whole checkpoint of `step` or before it."""
+        """The newest checkpoint of `step` or before it, one that is being written included."""
         return max((s for s in self._manager.all_steps() if s <= step), default=None)
 
     def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict]:

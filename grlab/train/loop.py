@@ -33,14 +33,14 @@ from grlab.train.step import State, first_bad, make_trainer, param_names
 
 
 class Clock:
-    """Wall seconds spent on each kind of work, by all processes that worked on the run, less what a kill has undone."""
+    """Wall seconds spent on each kind of work; a resumed run goes on from those of its checkpoint."""
 
     def __init__(self, stop: StopSignal):
         self.seconds = dict.fromkeys(("train", "compile", "eval", "save"), 0.0)
         self._stop = stop
 
     def time(self, kind: str, call: Callable, *args):
-        """`call(*args)`, its time added to `kind`."""
+        """`call(*args)`, its time added to `kind`, which is also what a signal is told that it came during."""
         start, before, self._stop.during = time.perf_counter(), self._stop.during, kind
         try:
             return call(*args)
@@ -108,7 +108,8 @@ class Run:
         step_fn = self.clock.time("compile", lambda: self.trainer.step.lower(self.trainer.abstract, example).compile())
         if self.evaluation_due() and not self.has_heldout_record():
             self.evaluate()  # the run was stopped in this evaluation
-        self.mark, self.stop.during = time.perf_counter(), "train"
+        self.stop.during = "train"
+        self.mark = time.perf_counter()
         while self.step < config.steps:
             self.checkpoints.check()
             if self.stop.requested:
@@ -218,7 +219,7 @@ class Run:
 
 
 class Diverged(Exception):
-    """A loss or a gradient that is not finite, at update `step`; up to the parameters of step `good` they were."""
+    """A loss or a gradient that is not finite, at `step`; the parameters of step `good` still gave finite ones."""
 
     def __init__(self, step: int, text: str, good: int):
         self.step, self.good = step, good
@@ -243,12 +244,11 @@ def train(config: ConfigDict, workdir: str | Path) -> dict:
     stop = StopSignal()
     try:
         run = Run(config, directory, stop)
-        try:
-            result = _to_its_end(run)
-        except RunFailed:
-            run.wandb.finish({"status": "failed"})
-            raise
+        result = _to_its_end(run)
         directory.finish(result)
+    except RunFailed:
+        run.wandb.finish({"status": "failed"})
+        raise
     finally:
         directory.release()
         stop.restore()
@@ -271,7 +271,7 @@ def _to_its_end(run: Run) -> dict:
         raise Stopped(e.signum, f"during {run.stop.came_during} {saved}") from None
     except Diverged as e:
         good = run.checkpoints.last_to(e.good)
-        kept = "no checkpoint" if good is None else f"checkpoint {good}"
+        kept = "no checkpoint before it" if good is None else f"checkpoint {good}"
         reason = f"{e}; the last good parameters: {kept}"
         return run.result("diverged") | {"step": e.step, "tokens": e.step * run.tokens_a_step, "reason": reason}
     finally:

@@ -58,16 +58,18 @@ class Wandb:
         mode = config.wandb.mode
         self._run = None
         auto = mode == "auto"
-        os.environ.setdefault("WANDB_SILENT", "true")
         if auto:
-            mode = os.environ.get("WANDB_MODE", "")
+            mode = os.environ.get("WANDB_MODE") or "online"
         if mode == "disabled":
             return
-        if mode in ("", "online") and not _has_wandb_key():
-            if mode == "online":
-                print("wandb: no key: the run is mirrored offline; `wandb login` makes one known", file=sys.stderr)
-            mode = "offline"
-        mode = mode or "online"
+        os.environ.setdefault("WANDB_SILENT", "true")
+        if mode == "online":
+            if not auto:
+                os.environ["WANDB_MODE"] = mode  # or it would look for no key where the user's settings say offline
+            if not _has_wandb_key():
+                if not auto:
+                    print("wandb: no key: the run is mirrored offline; `wandb login` makes one known", file=sys.stderr)
+                mode = "offline"
         self._guarded(lambda: self._start(config, mode, run_id, workdir))
         if self._run is None and auto and mode == "online":
             print("wandb: a key and no connection: the run is mirrored offline", file=sys.stderr)
@@ -112,11 +114,11 @@ class Wandb:
 
 def _has_wandb_key() -> bool:
     """Whether wandb finds a key or a token anywhere, without asking for one."""
-    import wandb
-
     try:
+        import wandb
+
         return wandb.login(prompt=False, verify=False)
-    except Exception:  # whatever is wrong with its settings, there is no key that serves
+    except Exception:  # whatever is wrong with wandb, there is no key that serves
         return False
 
 

@@ -7,7 +7,7 @@ import signal
 class Stopped(Exception):
     """SIGTERM or SIGINT asked the run to stop; the state is saved and the same command goes on from there."""
 
-    def __init__(self, signum: int, where: str = "before the first step"):
+    def __init__(self, signum: int, where: str):
         self.signum = signum
         super().__init__(f"stopped by {signal.Signals(signum).name} {where}: run the same command to go on")
 
@@ -40,7 +40,7 @@ class StopSignal:
     def check(self) -> None:
         """Raises Stopped once a signal has come."""
         if self.requested:
-            raise Stopped(self._signum)
+            raise Stopped(self._signum, f"during {self.came_during}")
 
     def restore(self) -> None:
         """Gives the signals back to whoever had them."""

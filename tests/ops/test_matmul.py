@@ -1,6 +1,6 @@
 """The product with its own derivative is jnp.matmul with JAX's.
 
-Seen to fail: the gradient of a wide w not transposed back; that of a narrow one with the operands exchanged.
+Seen to fail: the gradient of w not transposed back where I ≥ O; its operands exchanged where I < O.
 """
 
 import jax
