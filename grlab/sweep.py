@@ -95,7 +95,7 @@ def state(run: Run) -> State:
     """Reads `run.workdir`. A directory that belongs to another config is foreign; `detail` names the field."""
     config_file, final_file = run.workdir / "config.json", run.workdir / "final_result.json"
     if not config_file.exists():
-        empty = not run.workdir.exists() or not any(run.workdir.iterdir())
+        empty = not run.workdir.exists() or all(p.name.startswith(".") for p in run.workdir.iterdir())
         return State("missing") if empty else State("foreign", "it holds files and no config.json")
     for field, (there, ours) in differences(json.loads(config_file.read_text()), run.config, UNCOMPARED).items():
         return State("foreign", f"it was made with {field}={there!r}, this run has {field}={ours!r}")

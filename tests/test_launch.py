@@ -40,6 +40,7 @@ TRAIN = ["train", "--config=configs/gr.py:tiny"]
         ([*TRAIN, "--workdir={tmp}", "--config.data.name=folder", "--config.data.path={tmp}/none"], "none"),
         ([*TRAIN, "--workdir={tmp}", "--config.optim.clip=inf"], "config.optim.clip=inf: must be finite"),
         ([*TRAIN, "--workdir={tmp}", "--config.rules.embed=fsd"], "config.rules.embed='fsd': did you mean 'fsdp'?"),
+        ([*TRAIN, "--workdir={tmp}", "--config.rules.streams=fsdp"], "the axis of the streams is never split"),
         (["train", "--config=README.md", "--workdir={tmp}"], "--config='README.md'"),
         ([*TRAIN, "--workdir={tmp}", "--config.mesh.data=5"], "config.mesh='data=5"),
         (["table", "--experiment=experiments/tabel6.py", "--runs={tmp}"], "did you mean 'experiments/table6.py'"),

@@ -6,12 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
 from grlab import launchers, sweep
 from grlab.config import ROOT, differences
 from grlab.errors import RunFailed, UsageError
 from grlab.experiment import Experiment, Row, load, rate_grid
 from grlab.launchers import local
+from grlab.train.rundir import RunDir
 
 PAIR = Experiment(
     name="pair",
@@ -182,6 +184,10 @@ def test_a_directory_of_another_config_is_foreign(tmp_path, status):
 def test_files_without_a_config_are_foreign(tmp_path):
     run = plan(tmp_path)[0]
     run.workdir.mkdir()
+    for name in (".lock", ".config.json.tmp"):  # what a kill at the very start leaves is no run of anyone's
+        (run.workdir / name).write_text("")
+    assert sweep.state(run).kind == "missing"
+    RunDir(run.workdir, ConfigDict(run.config))
     (run.workdir / "metrics.jsonl").write_text("")
     assert sweep.state(run) == ("foreign", "it holds files and no config.json")
 

@@ -33,7 +33,8 @@ class RunDir:
         if self.path.exists() and not self.path.is_dir():
             raise UsageError("--workdir", str(path), "is a file: give a directory")
         existing = self._read("config.json")
-        if existing is None and self.path.is_dir() and any(p.name != ".lock" for p in self.path.iterdir()):
+        # A kill before config.json leaves hidden files alone.
+        if existing is None and self.path.is_dir() and not all(p.name.startswith(".") for p in self.path.iterdir()):
             raise UsageError("--workdir", str(path), "holds files but no config.json: give an empty or a new directory")
         for name, (was, now) in differences(existing or self._fields, self._fields, UNCOMPARED).items():
             remedy = f"belongs to a run with {name}={was!r}, this one has {now!r}: give another directory"

@@ -20,7 +20,7 @@ from grlab.model import token_nats
 from grlab.ops import streams as ops
 from grlab.ops.sinkhorn import sinkhorn
 from grlab.params import Fixed
-from grlab.residual.mhc import V4_EPS
+from grlab.residual.mhc import V4_EPS, sinkhorn_v4
 from grlab.train import optimizer
 from tests import rows
 
@@ -196,23 +196,31 @@ def test_weight_decay_falls_on_matrices_alone(setting):
         assert variable.decay is (drawn or path[-1].startswith(("w_", "phi_"))), path
 
 
+PROJECTIONS = {  # name -> (projection of logits to an H_res, the shape of a token's logits)
+    "sinkhorn": (lambda logits: sinkhorn(logits, 20), (4, 4)),
+    "sinkhorn_v4": (lambda logits: sinkhorn_v4(logits, 20), (4, 4)),
+    "permutations": (lambda logits: ops.permutation_mixture(logits, 4), (24,)),
+}
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("std", [1.0, 3.0, 30.0, 1e4])
-def test_sinkhorn_is_finite_and_its_rows_sum_to_one(std):
-    """For logits up to ±1e4, values and gradients are finite and each row sums to 1, in float32."""
-    logits = std * jax.random.normal(jax.random.key(0), (64, 4, 4))
-    h = jax.jit(lambda logits: sinkhorn(logits, 20))(logits)
-    assert h.dtype == jnp.float32 and bool(jnp.all(jnp.isfinite(h)))
-    np.testing.assert_allclose(h.sum(-1), 1, atol=1e-6)
-    grad = jax.jit(jax.grad(lambda logits: jnp.sum(sinkhorn(logits, 20) ** 2)))(logits)
-    assert bool(jnp.all(jnp.isfinite(grad)))
+def test_projections_are_finite_and_their_rows_sum_to_one(name, dtype, std):
+    """For logits up to ±1e4, float32 or bf16, values and gradients are finite and each row sums to 1, in float32."""
+    project, shape = PROJECTIONS[name]
+    logits = (std * jax.random.normal(jax.random.key(0), (64, *shape))).astype(dtype)
+
+    @jax.jit
+    def value_and_gradient(logits):
+        h, vjp = jax.vjp(project, logits)
+        return h, vjp(2 * h)[0]
+
+    h, grad = value_and_gradient(logits)
+    assert h.dtype == jnp.float32 and bool(jnp.all(jnp.isfinite(h))) and bool(jnp.all(jnp.isfinite(grad)))
+    np.testing.assert_allclose(h.sum(-1), 1, atol=1e-6 + V4_EPS * (name == "sinkhorn_v4"))
     if std == 1.0:
         np.testing.assert_allclose(h.sum(-2), 1, atol=5e-3)
-
-
-def test_sinkhorn_keeps_float32_under_bf16_logits():
-    h = sinkhorn(jax.random.normal(jax.random.key(0), (64, 4, 4), jnp.bfloat16), 20)
-    assert h.dtype == jnp.float32
-    np.testing.assert_allclose(h.sum(-1), 1, atol=1e-6)
 
 
 def test_the_start_of_gr_is_half_the_prenorm_read_and_writes_near_one():

@@ -75,10 +75,10 @@ def test_accumulation_is_the_whole_batch():
         assert np.mean(np.abs(np.asarray(x - y)) > 1e-5) < 0.02
 
 
-@pytest.mark.parametrize("row", rows.ROWS)
-def test_weight_decay_moves_only_its_group(row):
-    """With a learning rate and no gradient, AdamW shrinks the decay group and leaves every other parameter."""
-    config = rows.tiny(row, "optim.warmup=0")
+@pytest.mark.parametrize("row, name", [(row, "adamw") for row in rows.ROWS] + [("gr", "muon")])
+def test_weight_decay_moves_only_its_group(row, name):
+    """With a learning rate and no gradient, the decay group shrinks and every other parameter is left."""
+    config = rows.tiny(row, "optim.warmup=0", f"optim.name={name}")
     shapes = nnx.state(nnx.eval_shape(lambda: rows.build(config)))
     tx = optimizer.make(config.optim, config.steps, shapes)
     values = np.random.default_rng(0)
