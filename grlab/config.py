@@ -53,7 +53,8 @@ def _saved(path: str) -> ConfigDict:
     if not isinstance(saved, dict):
         raise errors.UsageError("--config", path, "is not the config of a run: not a JSON object")
     base = import_file("--config", ROOT / "configs/base.py", "configs", "get_config")()
-    missing = [field for field in flatten(base.to_dict()) if field not in flatten(saved)]
+    there = flatten(saved)
+    missing = [field for field in flatten(base.to_dict()) if field not in there]
     if missing:
         remedy = f"lacks {', '.join(missing)}: add what the run had, see configs/base.py"
         raise errors.UsageError("--config", path, remedy)
