@@ -96,7 +96,7 @@ def test_float8_streams_are_kept_in_eight_bits():
     stream, kept = (*tokens_BxT.shape, 4, 16), (3, *tokens_BxT.shape, 4, 16)
     for arrays, shape in ((forward, stream), (forward, kept), (backward, kept)):
         found = [a for a in arrays if a.shape == shape]
-        assert found and all(a.dtype == jnp.float8_e4m3fn for a in found), (shape, found)
+        assert found and all(a.dtype == jnp.uint8 for a in found), (shape, found)
 
 
 @pytest.mark.parametrize("block", [1, 2, 4])

@@ -19,7 +19,10 @@ _DROPPED = 20  # bits of a float32 mantissa that e4m3 has no room for
 
 
 class Packed(NamedTuple):
-    """A stored stream: `bits` [..., N, D] in e4m3 and `scale` [..., N, 1] in float32; a value is their product."""
+    """A stored stream: `bits` [..., N, D] of e4m3 and `scale` [..., N, 1] in float32; a value is their product.
+
+    The bits are uint8: XLA on a CPU has no copies of e4m3, so that every layer would convert the bits of all layers.
+    """
 
     bits: jax.Array
     scale: jax.Array
@@ -69,12 +72,12 @@ def noise(stored: jax.Array, k: jax.Array | int) -> jax.Array:
 def pack(stored: jax.Array) -> Packed:
     """The bits of a stream that `store` returned; nothing is lost."""
     scale = scale_of(stored)
-    return Packed((stored / scale).astype(E4M3), scale)
+    return Packed(jax.lax.bitcast_convert_type((stored / scale).astype(E4M3), jnp.uint8), scale)
 
 
 def unpack(packed: Packed) -> jax.Array:
     """The stored stream in float32."""
-    return packed.bits.astype(jnp.float32) * packed.scale
+    return jax.lax.bitcast_convert_type(packed.bits, E4M3).astype(jnp.float32) * packed.scale
 
 
 def _stochastic(x: jax.Array, noise: jax.Array) -> jax.Array:
