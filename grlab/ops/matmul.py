@@ -18,8 +18,9 @@ def _product(x_TxI: jax.Array, w_IxO: jax.Array, precision, dtype) -> jax.Array:
 
     A derivative of its own because XLA's on a CPU depends on which of two equal products it is given: x has to be
     transposed for the gradient of w, or the cotangent, and the wider of them costs up to nine times the narrower one.
-    A step of pre-norm takes 0.8 of the time so, one of GR, with its narrow projections, 0.7. What it costs elsewhere is
-    a transposition of the gradient of each matrix that is not wider than it is high.
+    On one core a step of pre-norm takes 0.81 of its time with jnp.matmul, one of GR, with its narrow projections, 0.66:
+    factors of 0.98 and 0.89 are this derivative's, the rest comes of flattening x. What it costs elsewhere is a
+    transposition of the gradient of each matrix that is not wider than it is high.
     """
     return _dot(x_TxI, w_IxO, 1, 0, precision, dtype)
 

@@ -166,7 +166,8 @@ def test_the_first_bad_gradient_is_named(bad, tiny, tmp_path, monkeypatch, capsy
 def test_a_heldout_loss_that_is_not_finite_stops_the_run(tiny, tmp_path, monkeypatch):
     loss = loop.Evaluation.loss
     monkeypatch.setattr(loop.Evaluation, "loss", lambda *a: loss(*a)._replace(nats_per_token=float("inf")))
-    with pytest.raises(RunFailed, match="held-out loss not finite at step 4; the last good parameters: no "):
+    reason = "held-out loss not finite at step 4; the last good parameters: no checkpoint before it"
+    with pytest.raises(RunFailed, match=reason):
         loop.train(tiny("prenorm"), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints" / "4").exists()
 
