@@ -11,26 +11,11 @@ import jax.numpy as jnp
 
 from grlab import errors
 from grlab.ops import streams as ops
-from grlab.ops.sinkhorn import sinkhorn
+from grlab.ops.sinkhorn import sinkhorn, sinkhorn_v4
 from grlab.params import constant, fold, normal
 from grlab.residual.stream import Frame, Norm, Site, SummedStreams, check_permutations, home, near_identity
 
 V4_EPS = 1e-6  # DeepSeek-V4's hc_eps: on the gates, on the softmax and in every Sinkhorn denominator
-
-
-def sinkhorn_v4(logits_NxN: jax.Array, iterations: int) -> jax.Array:
-    """DeepSeek-V4's projection, as the H_res that it applies: the transpose of its `comb`.
-
-    `comb` is a softmax over its rows + eps, one column normalisation, then 19 × (rows, columns). Applied transposed,
-    its last normalisation, too, is over the axis that the application contracts.
-    """
-    comb = jax.nn.softmax(logits_NxN.astype(ops.F32), axis=-1) + V4_EPS
-    h = jnp.moveaxis(comb, (-2, -1), (1, 0))  # [i, j] of H_res is [j, i] of comb; the tokens along the vector lanes
-    h = h / (jnp.sum(h, axis=1, keepdims=True) + V4_EPS)
-    for _ in range(iterations - 1):
-        h = h / (jnp.sum(h, axis=0, keepdims=True) + V4_EPS)
-        h = h / (jnp.sum(h, axis=1, keepdims=True) + V4_EPS)
-    return jnp.moveaxis(h, (0, 1), (-2, -1))
 
 
 class ManifoldSite(Site):
@@ -83,7 +68,7 @@ class ManifoldSite(Site):
         if self.switches.form == "lite":
             return h_pre_N, h_post_N, ops.permutation_mixture(res, n)
         if self.switches.form == "deepseek_v4":
-            return h_pre_N + V4_EPS, h_post_N, sinkhorn_v4(res, iterations)
+            return h_pre_N + V4_EPS, h_post_N, sinkhorn_v4(res, iterations, V4_EPS)
         return h_pre_N, h_post_N, sinkhorn(res, iterations)
 
     def read(self, stream_BxTxNxD):

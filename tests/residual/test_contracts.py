@@ -18,9 +18,9 @@ from grlab import residual
 from grlab.errors import UsageError
 from grlab.model import token_nats
 from grlab.ops import streams as ops
-from grlab.ops.sinkhorn import sinkhorn
+from grlab.ops.sinkhorn import sinkhorn, sinkhorn_v4
 from grlab.params import Fixed
-from grlab.residual.mhc import V4_EPS, sinkhorn_v4
+from grlab.residual.mhc import V4_EPS
 from grlab.train import optimizer
 from tests import rows
 
@@ -198,7 +198,7 @@ def test_weight_decay_falls_on_matrices_alone(setting):
 
 PROJECTIONS = {  # name -> (projection of logits to an H_res, the shape of a token's logits)
     "sinkhorn": (lambda logits: sinkhorn(logits, 20), (4, 4)),
-    "sinkhorn_v4": (lambda logits: sinkhorn_v4(logits, 20), (4, 4)),
+    "sinkhorn_v4": (lambda logits: sinkhorn_v4(logits, 20, V4_EPS), (4, 4)),
     "permutations": (lambda logits: ops.permutation_mixture(logits, 4), (24,)),
 }
 
