@@ -9,6 +9,7 @@ stopped by signal n, its state saved.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import os
@@ -40,15 +41,17 @@ def sweep(args, rest: list[str]) -> int:
     """Runs the rows x seeds of an experiment that are missing, then prints its table."""
     from grlab import experiment, launchers, sweep
 
-    return sweep.run_sweep(
-        experiment.load(args.experiment),
-        args.scale,
-        sweep.parse_seeds(args.seeds),
-        args.runs,
-        functools.partial(launchers.get(args.on), width=args.jobs),
-        dry_run=args.dry_run,
-        extra_overrides=_overrides(rest),
-    )
+    with _reader_may_leave() if args.dry_run else contextlib.nullcontext():
+        return sweep.run_sweep(
+            experiment.load(args.experiment),
+            args.scale,
+            sweep.parse_seeds(args.seeds),
+            args.runs,
+            functools.partial(launchers.get(args.on), width=args.jobs),
+            dry_run=args.dry_run,
+            extra_overrides=_overrides(rest),
+        )
+    return 0
 
 
 def table(args, rest: list[str]) -> int:
@@ -59,8 +62,19 @@ def table(args, rest: list[str]) -> int:
     chosen = experiment.load(args.experiment)
     if args.baseline:
         chosen = dataclasses.replace(chosen, baseline=args.baseline)
-    report.write(chosen, args.runs, args.out)
+    with _reader_may_leave():
+        report.write(chosen, args.runs, args.out)
     return 0
+
+
+@contextlib.contextmanager
+def _reader_may_leave():
+    """Around a command that only prints: `| head` may close the pipe, and nothing is lost by it."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 COMMANDS = {

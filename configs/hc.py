@@ -2,6 +2,9 @@
 
     python launch.py train --config=configs/hc.py:cpu --workdir=runs/hc-0
 
+About 11 minutes on one core of a Xeon.
+Held-out loss 1.181 at one seed (experiments/results/systems_cpu).
+
 Sets `residual` alone: it had no learning-rate sweep of its own and trains at pre-norm's rate, whose network it
 is at the start.
 """

@@ -2,6 +2,9 @@
 
     python launch.py train --config=configs/hc_static.py:cpu --workdir=runs/hc_static-0
 
+About 10 minutes on one core of a Xeon.
+Held-out loss 1.177 ± 0.014 over 2 seeds (experiments/results/axes_cpu).
+
 Sets `residual` alone, like configs/hc.py.
 """
 

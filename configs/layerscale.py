@@ -2,6 +2,9 @@
 
     python launch.py train --config=configs/layerscale.py:cpu --workdir=runs/layerscale-0
 
+About 7 minutes on one core of a Xeon.
+Held-out loss 1.189 at one seed (experiments/results/systems_cpu).
+
 Sets `residual` alone: it had no learning-rate sweep of its own and trains at pre-norm's rate.
 """
 

@@ -2,6 +2,9 @@
 
     python launch.py train --config=configs/mhc_lite.py:cpu --workdir=runs/mhc_lite-0
 
+About 13 minutes on one core of a Xeon.
+Held-out loss 1.186 at one seed (experiments/results/systems_cpu).
+
 Sets beside `residual`: optim.lr, like configs/mhc.py.
 """
 

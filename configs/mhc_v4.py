@@ -4,6 +4,9 @@ The sites start as the paper form's do.
 
     python launch.py train --config=configs/mhc_v4.py:cpu --workdir=runs/mhc_v4-0
 
+About 16 minutes on one core of a Xeon.
+Held-out loss 1.182 at one seed (experiments/results/systems_cpu).
+
 Sets beside `residual`: optim.lr, like configs/mhc.py.
 """
 

@@ -22,7 +22,7 @@ SCALES = {
         "eval": {"every": 100, "tokens": 65_536, "cloze_items": 100},
         "checkpoint": {"every": 100},
     },
-    # 4.1 M bytes at half a million parameters, about 7 to 13 minutes a row on one core: the tables' scale.
+    # 4.1 M bytes at half a million parameters, about 6 to 16 minutes a row on one core: the tables' scale.
     # The learning rate is pre-norm's best of experiments/lr_table5.py; a row with a sweep of its own replaces it.
     "cpu": {"optim": {"lr": 7e-3}},
 }

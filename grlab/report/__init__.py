@@ -23,8 +23,8 @@ def write(experiment: Experiment, source: str | Path, out_dir: str | Path | None
         rows = ", ".join(f"{row.name}-0" for row in experiment.rows[:2])
         raise UsageError("runs", str(source), f"no run of {experiment.name} in it (its runs are named {rows}, ...)")
     result = table.build(experiment, runs)
-    print(result.terminal())
     if out_dir is None:
+        print(result.terminal())
         return
     from grlab.report import figure  # matplotlib takes a second to import
 
@@ -34,4 +34,5 @@ def write(experiment: Experiment, source: str | Path, out_dir: str | Path | None
     (out / "table.csv").write_text(result.csv())
     (out / "records.json").write_text(records.to_json(experiment, runs))
     figure.draw(result, runs, out / "figure.png")
+    print(result.terminal())  # last: whoever reads it may close the pipe
     print(f"\nwrote table.md, table.csv, records.json and figure.png to {out}")
