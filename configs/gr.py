@@ -2,7 +2,7 @@
 
     python launch.py train --config=configs/gr.py:cpu --workdir=runs/gr-0
 
-About 11 minutes on one core of a Xeon.
+About 13 minutes on one core of a Xeon.
 Held-out loss 1.202 ± 0.007 over 3 seeds (experiments/results/table5_cpu).
 
 Sets beside `residual`: optim.lr, from the learning-rate sweep of all rows of Table 5 (experiments/lr_table5.py).

@@ -2,7 +2,7 @@
 
     python launch.py train --config=configs/mhc.py:cpu --workdir=runs/mhc-0
 
-About 12 minutes on one core of a Xeon, by the CPU time of a step.
+About 10 minutes of training on one core of a Xeon, by the CPU time of a step.
 Held-out loss 1.179 ± 0.009 over 3 seeds (experiments/results/table5_cpu).
 
 Sets beside `residual`: optim.lr, from the learning-rate sweep of all rows of Table 5 (experiments/lr_table5.py).

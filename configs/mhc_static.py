@@ -2,7 +2,7 @@
 
     python launch.py train --config=configs/mhc_static.py:cpu --workdir=runs/mhc_static-0
 
-About 10 minutes on one core of a Xeon, by the CPU time of a step.
+About 8 minutes of training on one core of a Xeon, by the CPU time of a step.
 Held-out loss 1.189 ± 0.006 over 3 seeds (experiments/results/table5_cpu).
 
 Sets beside `residual`: optim.lr, from the learning-rate sweep of all rows of Table 5 (experiments/lr_table5.py).

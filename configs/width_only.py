@@ -2,7 +2,7 @@
 
     python launch.py train --config=configs/width_only.py:cpu --workdir=runs/width_only-0
 
-About 7 minutes on one core of a Xeon.
+About 8 minutes on one core of a Xeon.
 Held-out loss 1.194 ± 0.004 over 2 seeds (experiments/results/axes_cpu).
 
 Sets `residual` alone: it had no learning-rate sweep of its own and trains at pre-norm's rate.
