@@ -37,6 +37,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     m.head_dim = 32
     m.ffn = 192  # hidden width of the SwiGLU
     m.rope_theta = 10_000.0
+    m.vocab = 0  # rows of the embedding and the head; 0: as many as the tokenizer has ids
     m.norm_eps = 1e-6
     m.embed_std = 0.02  # standard deviation of the initial token embedding
     m.compute_dtype = "float32"  # float32 | bfloat16: matrix products and sublayers; parameters are float32
@@ -69,6 +70,8 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     d.text_key = "text"  # other TFDS names: the feature that holds the text
     d.split = "train"  # other TFDS names: the split to read
     d.max_bytes = 2_000_000_000  # stop reading the corpus here
+    # A file *.json (of the package tokenizers) or *.model (of SentencePiece); unset: a token is a byte.
+    d.tokenizer = config_dict.placeholder(str)
 
     e = c.eval = ml_collections.ConfigDict()
     e.every = 500  # steps between held-out losses; the benchmarks run once, at the end

@@ -122,7 +122,7 @@ def check(config: ConfigDict) -> None:
             raise errors.UsageError(f"config.{name}", value, "must be finite (optim.clip=1e9 clips nothing)")
     for name in _POSITIVE:
         errors.positive(f"config.{name}", _get(config, name))
-    for name in ("seed", "optim.warmup", "optim.weight_decay", "eval.cloze_items"):
+    for name in ("seed", "model.vocab", "optim.warmup", "optim.weight_decay", "eval.cloze_items"):
         if _get(config, name) < 0:
             raise errors.UsageError(f"config.{name}", _get(config, name), "must not be negative")
     if config.checkpoint.keep < 2:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 import grain
 import numpy as np
 
-from grlab.data import SEPARATOR
 from grlab.errors import UsageError, positive
 
 
@@ -50,7 +49,7 @@ def iterate(batches: grain.MapDataset, start_step: int = 0) -> Iterator[dict[str
 
 
 def heldout_windows(
-    heldout: Sequence[np.ndarray], *, seq_len: int, max_tokens: int
+    heldout: Sequence[np.ndarray], *, separator: int, seq_len: int, max_tokens: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The first `max_tokens` held-out tokens as (tokens_NxT int32, targets_NxT int32, weights_NxT float32).
 
@@ -60,13 +59,7 @@ def heldout_windows(
     """
     positive("seq_len", seq_len)
     positive("max_tokens", max_tokens)
-    flat, room = [np.array([SEPARATOR], np.uint8)], max_tokens
-    for document in heldout:
-        if room <= 0:
-            break
-        flat += [document, flat[0]]
-        room -= len(document) + 1
-    stream = np.concatenate(flat)[: max_tokens + 1].astype(np.int32)
+    stream = np.insert(_first(heldout, separator, max_tokens), 0, separator)
     count = len(stream) - 1
     shape = (-(-count // seq_len), seq_len)
     padding = (0, shape[0] * seq_len - count)
@@ -74,3 +67,22 @@ def heldout_windows(
     targets_NxT = np.pad(stream[1:], padding).reshape(shape)
     weights_NxT = np.pad(np.ones(count, np.float32), padding).reshape(shape)
     return tokens_NxT, targets_NxT, weights_NxT
+
+
+def heldout_bytes(token_bytes: Sequence[np.ndarray], *, max_tokens: int) -> int:
+    """The bytes of text that the first `max_tokens` held-out tokens stand for; a separator stands for none.
+
+    `token_bytes` is `Corpus.heldout_bytes`.
+    """
+    return int(_first(token_bytes, 0, max_tokens).sum(dtype=np.int64))
+
+
+def _first(documents: Sequence[np.ndarray], end: int, max_tokens: int) -> np.ndarray:
+    """The first `max_tokens` values of the documents, each followed by `end`, int32."""
+    flat, room = [np.zeros(0, np.int32)], max_tokens
+    for document in documents:
+        if room <= 0:
+            break
+        flat += [document[:room].astype(np.int32), np.array([end], np.int32)]
+        room -= len(document) + 1
+    return np.concatenate(flat)[:max_tokens]

@@ -1,4 +1,4 @@
-"""A corpus: the training bytes as one flat array, and the held-out documents."""
+"""A corpus: the training tokens as one flat array, and the held-out documents."""
 
 import dataclasses
 import hashlib
@@ -7,11 +7,14 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
 
-from grlab.data import SEPARATOR, VOCAB_SIZE, text_files
+from grlab.data import text_files
+from grlab.data import tokenizer as tokenizers
+from grlab.data.tokenizer import Tokenizer
 from grlab.errors import UsageError, first_line, nearest, positive, unknown
 
 FILE_CORPORA = ("stdlib", "folder")
@@ -26,13 +29,25 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-    """What `load` returns; two corpora with one fingerprint give the same batches and the same held-out tokens."""
+    """What `load` returns; two corpora with one fingerprint give the same batches and the same held-out tokens.
+
+    Tokens are of the smallest unsigned dtype that holds the tokenizer's vocabulary: of bytes uint8.
+    """
 
     name: str
-    fingerprint: str  # hex sha256 over the training tokens and the held-out documents, in order
-    vocab_size: int
-    train: np.ndarray  # uint8 [tokens]: every training document followed by SEPARATOR
-    heldout: list[np.ndarray]  # uint8 [bytes] each, without separator; any prefix is a fair sample
+    fingerprint: str  # hex sha256 over the training tokens, the held-out documents, in order, and the tokenizer's file
+    tokenizer: Tokenizer
+    train: np.ndarray  # [tokens]: every training document followed by the separator
+    heldout: list[np.ndarray]  # [tokens] each, without separator; any prefix is a fair sample
+    heldout_bytes: list[np.ndarray]  # of each held-out document the bytes that each token stands for
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    @property
+    def separator(self) -> int:
+        return self.tokenizer.separator
 
 
 def load(data) -> Corpus:
@@ -40,13 +55,14 @@ def load(data) -> Corpus:
 
     The tokens are kept on disk beside the prepared datasets and mapped into memory, so that loading again costs no
     more than checking that the source is the same. Reading stops with the training document that reaches
-    `data.max_bytes`. Raises UsageError for whatever the fields ask that cannot be had.
+    `data.max_bytes` of text, whatever the tokenizer. Raises UsageError for whatever the fields ask that cannot be had.
     """
     if not 0 < data.heldout < 1:
         raise UsageError("data.heldout", data.heldout, "a fraction between 0 and 1")
     positive("data.max_bytes", data.max_bytes)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     root = Path(data.dir).expanduser() if data.dir else cache / "grlab"
+    tokenizer = tokenizers.load(data.tokenizer)
 
     if data.name in FILE_CORPORA:
         if data.name == "stdlib":
@@ -58,55 +74,89 @@ def load(data) -> Corpus:
         builder = _tfds_builder(data.name, root)
         source, documents = _tfds_source(builder, data), _tfds_documents(builder, data)
 
-    key = hashlib.sha256(repr([data.name, *source, data.max_bytes]).encode()).hexdigest()[:16]
+    parts = [data.name, *source, data.max_bytes, *filter(None, [tokenizer.fingerprint])]
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     folder = root / "tokens" / f"{data.name.replace('/', '-')}-{key}"
     if not folder.exists():
-        train, heldout = _read(documents, data.max_bytes)
-        text_files.check_split(train.count(SEPARATOR), len(heldout), data.heldout)
-        _save(folder, train, heldout)
+        train, heldout = _read(documents, data.max_bytes, tokenizer)
+        text_files.check_split(train.documents, len(heldout), data.heldout)
+        _save(folder, train.tokens, heldout, tokenizer)
     train, heldout = (np.load(folder / f"{split}.npy", mmap_mode="r") for split in ("train", "heldout"))
-    ends = np.flatnonzero(heldout == SEPARATOR)
+    if tokenizer.fingerprint:
+        token_bytes = np.load(folder / "heldout_bytes.npy", mmap_mode="r")
+    else:
+        token_bytes = np.broadcast_to(np.uint8(1), heldout.shape)
+    ends = np.flatnonzero(heldout == tokenizer.separator)
     starts = np.concatenate([[0], ends[:-1] + 1])
+    spans = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
     return Corpus(
         name=data.name,
         fingerprint=(folder / "fingerprint").read_text(),
-        vocab_size=VOCAB_SIZE,
+        tokenizer=tokenizer,
         train=train,
-        heldout=[heldout[start:end] for start, end in zip(starts, ends, strict=True)],
+        heldout=[heldout[span] for span in spans],
+        heldout_bytes=[token_bytes[span] for span in spans],
     )
 
 
-def _read(documents: Iterable[tuple[bytes, bool]], max_bytes: int) -> tuple[bytearray, list[bytes]]:
-    """Training tokens and held-out documents; the latter by the hash of their content: an order that means nothing."""
-    train, heldout, refused = bytearray(), [], 0
+class _Train(NamedTuple):
+    tokens: bytearray  # of the corpus's dtype
+    documents: int
+
+
+class _Heldout(NamedTuple):
+    digest: bytes  # of the text: an order that means nothing
+    tokens: np.ndarray
+    token_bytes: np.ndarray
+
+
+def _read(
+    documents: Iterable[tuple[bytes, bool]], max_bytes: int, tokenizer: Tokenizer
+) -> tuple[_Train, list[_Heldout]]:
+    """The training tokens, each document followed by the separator, and the held-out documents by their digests."""
+    train, heldout, text_bytes, count, unfit = bytearray(), [], 0, 0, 0
     for text, is_heldout in documents:
-        if SEPARATOR in text:
-            refused += 1
-        elif text and is_heldout:
-            heldout.append(text)
-        elif text:
-            train += text
-            train.append(SEPARATOR)
-            if len(train) >= max_bytes:
+        try:
+            tokens, token_bytes = tokenizer.encode_counted(text) if is_heldout else (tokenizer.encode(text), None)
+        except UnicodeDecodeError:
+            unfit += 1
+            continue
+        if tokenizer.separator in tokens:
+            unfit += 1
+        elif len(tokens) and is_heldout:
+            heldout.append(_Heldout(hashlib.sha256(text).digest(), tokens, token_bytes))
+        elif len(tokens):
+            train += _ended(tokens, tokenizer.separator).tobytes()
+            count += 1
+            text_bytes += len(text) + 1
+            if text_bytes >= max_bytes:
                 break
-    if refused:
-        _log.warning("%d documents hold a NUL byte and were left out", refused)
-    return train, sorted(heldout, key=lambda text: hashlib.sha256(text).digest())
+    if unfit:
+        _log.warning("%d documents %s and were left out", unfit, tokenizer.unfit)
+    return _Train(train, count), sorted(heldout, key=lambda document: document.digest)
 
 
-def _save(folder: Path, train: bytearray, heldout: list[bytes]) -> None:
+def _ended(values: np.ndarray, end: int) -> np.ndarray:
+    return np.append(values, values.dtype.type(end))
+
+
+def _save(folder: Path, train: bytearray, heldout: list[_Heldout], tokenizer: Tokenizer) -> None:
     """Writes the tokens to a folder of its own and renames it: never seen half written, and the first of two stays."""
-    flat = b"".join(text + bytes([SEPARATOR]) for text in heldout)
+    flat = np.concatenate([_ended(document.tokens, tokenizer.separator) for document in heldout])
     sha = hashlib.sha256(len(train).to_bytes(8, "big"))
     sha.update(train)
     sha.update(flat)
+    sha.update(tokenizer.fingerprint.encode())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="incomplete-", ignore_cleanup_errors=True) as tmp:
             new = Path(tmp, "tokens")
             new.mkdir()
-            np.save(new / "train.npy", np.frombuffer(train, np.uint8))
-            np.save(new / "heldout.npy", np.frombuffer(flat, np.uint8))
+            np.save(new / "train.npy", np.frombuffer(train, flat.dtype))
+            np.save(new / "heldout.npy", flat)
+            if tokenizer.fingerprint:
+                token_bytes = np.concatenate([_ended(document.token_bytes, 0) for document in heldout])
+                np.save(new / "heldout_bytes.npy", token_bytes)
             (new / "fingerprint").write_text(sha.hexdigest())
             new.rename(folder)
     except OSError as e:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from grlab import errors
-from grlab.data import SEPARATOR
 
 # nats_fn(tokens_BxT int32, targets_BxT int32) -> [B, T]: the negative log-likelihood of each target, in nats.
 NatsFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -28,21 +27,19 @@ def heldout_loss(
     targets_NxT: np.ndarray,
     weights_NxT: np.ndarray,
     batch_size: int,
-    text_bytes: float | None = None,
+    text_bytes: float,
 ) -> Loss:
     """The weighted mean of nats over all N x T targets; a target of weight 0 is not looked at, were it NaN.
 
-    `text_bytes` is how many bytes of text the weighted targets stand for. None: the tokens are bytes, so it is the
-    weight of the targets that are not the separator. The separator's own nats stay in the total: a model pays for
-    saying where a document ends. The sum is exactly rounded (`math.fsum`), so the value depends on `batch_size` only
-    as far as `nats_fn` itself does. ValueError on shapes that do not agree; UsageError when nothing is to be scored.
+    `text_bytes` is how many bytes of text the weighted targets stand for (`batches.heldout_bytes`). A separator stands
+    for none, and its nats stay in the total: a model pays for saying where a document ends. The sum is exactly rounded
+    (`math.fsum`), so the value depends on `batch_size` only as far as `nats_fn` itself does. ValueError on shapes that
+    do not agree; UsageError when nothing is to be scored.
     """
     if not tokens_NxT.shape == targets_NxT.shape == weights_NxT.shape:
         raise ValueError(f"tokens {tokens_NxT.shape}, targets {targets_NxT.shape}, weights {weights_NxT.shape} differ")
     weights_NxT = np.asarray(weights_NxT, np.float64)
     tokens = math.fsum(weights_NxT.flat)
-    if text_bytes is None:
-        text_bytes = math.fsum((weights_NxT * (targets_NxT != SEPARATOR)).flat)
     if not (tokens > 0 and text_bytes > 0):
         raise errors.UsageError("eval.tokens", tokens, "no held-out text to score: hold out more (data.heldout)")
 

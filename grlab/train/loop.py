@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from grlab import parallel
 from grlab.data import batches as data
 from grlab.data import corpus as corpora
-from grlab.errors import RunFailed
+from grlab.errors import RunFailed, UsageError
 from grlab.params import count
 from grlab.train import flops
 from grlab.train.checkpoint import Checkpoints
@@ -60,7 +60,8 @@ class Run:
         parallel.check_batch(config.eval.batch_size, 1, mesh, "config.eval.batch_size")
         self.mesh = mesh
         self.corpus = corpora.load(config.data)
-        self.trainer = make_trainer(config, self.corpus.vocab_size, mesh)
+        vocab = _vocab(config.model.vocab, self.corpus)
+        self.trainer = make_trainer(config, vocab, mesh)
         self.batches = data.train_batches(
             self.corpus.train, seq_len=config.seq_len, batch_size=config.batch_size, seed=config.seed
         )
@@ -68,7 +69,7 @@ class Run:
         self.tokens_a_step = config.batch_size * config.seq_len
         self.label = f"{config.row}-{config.seed}"
 
-        self.flops_per_token = flops.per_token(config, self.corpus.vocab_size)
+        self.flops_per_token = flops.per_token(config, vocab)
         stop.check()
 
         directory.claim()
@@ -216,6 +217,14 @@ class Run:
         self.progress.close()
         self.metrics.close()
         self.checkpoints.close()
+
+
+def _vocab(rows: int, corpus: corpora.Corpus) -> int:
+    """How many tokens the model is of: `rows` of config.model.vocab, or the corpus's own where that is 0."""
+    if 0 < rows < corpus.vocab_size:
+        remedy = f"must be at least the {corpus.vocab_size} ids of the tokenizer, or 0 for as many"
+        raise UsageError("config.model.vocab", rows, remedy)
+    return rows or corpus.vocab_size
 
 
 class Diverged(Exception):

@@ -83,7 +83,7 @@ STREAM = list(b"first\0second document\x003\0")
 @pytest.mark.parametrize("seq_len", [1, 4, 6, 8, 24, 100])
 @pytest.mark.parametrize("max_tokens", [1, 6, 7, 23, 24, 1000])
 def test_held_out_windows_hold_every_target_once(seq_len, max_tokens):
-    tokens, targets, weights = batches.heldout_windows(HELDOUT, seq_len=seq_len, max_tokens=max_tokens)
+    tokens, targets, weights = batches.heldout_windows(HELDOUT, separator=0, seq_len=seq_len, max_tokens=max_tokens)
     wanted = STREAM[:max_tokens]
     assert tokens.shape == targets.shape == weights.shape == (-(-len(wanted) // seq_len), seq_len)
     assert (tokens.dtype, targets.dtype, weights.dtype) == (np.int32, np.int32, np.float32)
@@ -93,3 +93,15 @@ def test_held_out_windows_hold_every_target_once(seq_len, max_tokens):
     assert list(tokens.ravel()[scored]) == [0, *wanted[:-1]]
     assert not tokens.ravel()[~scored].any() and not targets.ravel()[~scored].any()
     assert scored[: len(wanted)].all()  # the padding is at the end
+
+
+def test_held_out_windows_have_the_separator_they_are_given():
+    documents = [np.array([7, 300], np.uint16), np.array([8], np.uint16)]
+    tokens, targets, _ = batches.heldout_windows(documents, separator=70_000, seq_len=4, max_tokens=4)
+    assert tokens.tolist() == [[70_000, 7, 300, 70_000]] and targets.tolist() == [[7, 300, 70_000, 8]]
+
+
+def test_held_out_bytes_are_those_of_the_tokens_that_are_scored():
+    token_bytes = [np.array([3, 0, 200], np.uint8), np.array([100], np.uint8)]
+    sums = [batches.heldout_bytes(token_bytes, max_tokens=n) for n in range(1, 8)]
+    assert sums == [3, 3, 203, 203, 303, 303, 303]

@@ -9,8 +9,11 @@ import pytest
 import tensorflow_datasets as tfds
 
 from configs.base import get_config
-from grlab.data import SEPARATOR, corpus, text_files
+from grlab.data import corpus, text_files
+from grlab.data import tokenizer as tokenizers
+from grlab.data.batches import heldout_bytes
 from grlab.errors import UsageError
+from tests import small_tokenizers
 
 REPO = Path(__file__).parents[2]
 TEXTS = [f"document {i}\n{'é' * i}".encode() for i in range(60)]
@@ -31,7 +34,7 @@ def fields(root, **changes) -> ml_collections.ConfigDict:
 
 
 def documents(loaded: corpus.Corpus) -> tuple[list[bytes], list[bytes]]:
-    assert loaded.train[-1] == SEPARATOR
+    assert loaded.train[-1] == loaded.separator == 0
     return bytes(loaded.train).split(b"\0")[:-1], [bytes(text) for text in loaded.heldout]
 
 
@@ -74,6 +77,65 @@ def test_one_content_has_one_fingerprint_wherever_it_is(root, tmp_path):
     assert first.fingerprint == second.fingerprint
 
 
+def test_bytes_are_the_corpus_that_they_always_were(root):
+    """Older runs name this fingerprint, and tokens that are on disk already are found."""
+    loaded = corpus.load(fields(root))
+    assert loaded.fingerprint == "5ac17dea10fa898674d9ba61be121f4e37c4200c1de419c72554244f1faba95c"
+    (folder,) = (root / "data" / "tokens").iterdir()
+    assert folder.name == "folder-cae6739712bc627b"
+    assert sorted(path.name for path in folder.iterdir()) == ["fingerprint", "heldout.npy", "train.npy"]
+    assert [list(counts) for counts in loaded.heldout_bytes] == [[1] * len(text) for text in loaded.heldout]
+
+
+@pytest.fixture
+def files(root):
+    return {
+        "bpe": str(small_tokenizers.bpe(root / "bpe.json")),
+        "sentencepiece": str(small_tokenizers.sentencepieces(root / "sp.model")),
+    }
+
+
+@pytest.mark.parametrize("name", ["bpe", "sentencepiece"])
+def test_a_corpus_of_another_tokenizer_is_the_same_documents(name, root, files):
+    train, heldout = documents(corpus.load(fields(root, max_bytes=1000)))
+    loaded = corpus.load(fields(root, max_bytes=1000, tokenizer=files[name]))
+    tokenizer = tokenizers.load(files[name])
+    assert (loaded.vocab_size, loaded.separator) == (tokenizer.vocab_size, tokenizer.separator)
+    assert loaded.train.dtype == loaded.heldout[0].dtype == np.uint16
+    assert list(loaded.train) == [i for text in train for i in (*tokenizer.encode(text), tokenizer.separator)]
+    for text, tokens, counts in zip(heldout, loaded.heldout, loaded.heldout_bytes, strict=True):
+        assert [list(tokens), list(counts)] == [list(part) for part in tokenizer.encode_counted(text)]
+    # Up to the middle of a document, and to the end of all: the bytes that a reader of the text would count.
+    first, scored = len(loaded.heldout[0]), len(loaded.heldout[0]) + 3
+    middle = len(heldout[0]) + tokenizer.encode_counted(heldout[1])[1][:2].sum()
+    assert heldout_bytes(loaded.heldout_bytes, max_tokens=first + 1) == len(heldout[0])
+    assert heldout_bytes(loaded.heldout_bytes, max_tokens=scored) == middle
+    assert heldout_bytes(loaded.heldout_bytes, max_tokens=10**9) == sum(map(len, heldout))
+
+
+def test_each_tokenizer_has_tokens_and_a_fingerprint_of_its_own(root, files, monkeypatch):
+    (root / "spaced.json").write_bytes((root / "bpe.json").read_bytes() + b"\n")  # another file of the same tokens
+    choices = [None, *files.values(), str(root / "spaced.json")]
+    prints = [corpus.load(fields(root, tokenizer=path)).fingerprint for path in choices]
+    assert len(set(prints)) == 4
+    (root / "moved.json").write_bytes((root / "bpe.json").read_bytes())
+    monkeypatch.setattr(text_files, "prepare", None)  # the tokens on disk are enough
+    again = [corpus.load(fields(root, tokenizer=path)).fingerprint for path in (*choices, str(root / "moved.json"))]
+    assert again == [*prints, prints[1]]
+
+
+def test_documents_that_hold_the_separator_or_are_no_text_are_left_out(root, caplog):
+    loose = small_tokenizers.bpe(root / "loose.json", special=False)  # its separator is found in documents
+    whole = small_tokenizers.bpe(root / "whole.json")
+    (root / "texts" / "0.txt").write_bytes(b"a <|endoftext|> b")
+    for file, left_out in ((loose, True), (whole, False)):
+        loaded = corpus.load(fields(root, tokenizer=str(file)))
+        count = np.count_nonzero(loaded.train == loaded.separator) + len(loaded.heldout)
+        assert count == len(TEXTS) - left_out
+        assert ("1 documents are not UTF-8 or hold the separator and were left out" in caplog.text) == left_out
+        caplog.clear()
+
+
 def test_reading_stops_at_max_bytes(root):
     loaded = [corpus.load(fields(root, max_bytes=n)) for n in (10**9, 1000)]
     assert loaded[0].fingerprint != loaded[1].fingerprint
@@ -85,7 +147,8 @@ def test_reading_stops_at_max_bytes(root):
 def test_tokens_written_twice_at_once_stay_whole(root, monkeypatch):
     first = corpus.load(fields(root))
     (folder,) = (root / "data" / "tokens").iterdir()
-    corpus._save(folder, bytearray(b"other\0"), [b"other"])  # the later of two: it finds the folder there
+    other = corpus._Heldout(b"", np.frombuffer(b"other", np.uint8), np.ones(5, np.uint8))
+    corpus._save(folder, bytearray(b"other\0"), [other], first.tokenizer)  # the later of two: the folder is there
     assert documents(corpus.load(fields(root))) == documents(first)
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 

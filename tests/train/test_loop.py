@@ -21,12 +21,14 @@ from flax import nnx
 import launch
 from grlab import parallel
 from grlab.config import ROOT
+from grlab.data import corpus
+from grlab.data.batches import heldout_bytes
 from grlab.errors import RunFailed, UsageError
 from grlab.params import variables
 from grlab.train import flops, loop, metrics, optimizer
 from grlab.train.checkpoint import Checkpoints
 from grlab.train.step import make_trainer
-from tests import rows
+from tests import rows, small_tokenizers
 
 # The loss on one batch before the first update and after the second one on it, at the scale `tiny` with 20 Sinkhorn
 # iterations. They may be changed when the model, the initial values or the optimizer are meant to change, and never
@@ -107,6 +109,33 @@ def test_a_run_writes_what_the_table_reads(tiny, records, tmp_path):
     assert 3.0 < result["val_loss"] < 6.0 and result["tokens_per_s"] > 0
     provenance = json.loads((run / "provenance.json").read_text())
     assert {"git_commit", "versions", "device_kind", "data_fingerprint", "command", "run_id"} <= provenance.keys()
+
+
+def test_a_run_with_a_tokenizer(tiny, tmp_path, caplog):
+    """It is scored in nats a token and bits a byte; the model may have more rows than the tokenizer has ids."""
+    file = small_tokenizers.bpe(tmp_path / "bpe.json")
+    config = tiny("prenorm", f"data.tokenizer={file}", "model.vocab=400", "eval.cloze_items=4")
+    result = loop.train(config, tmp_path / "run")
+    read = corpus.load(config.data)
+    tokens = min(config.eval.tokens, sum(len(document) + 1 for document in read.heldout))
+    text = heldout_bytes(read.heldout_bytes, max_tokens=tokens)
+    assert text > 1.02 * tokens
+    assert result["val_bpb"] == pytest.approx(result["val_loss"] * tokens / text / np.log(2), rel=1e-9)
+    assert result["benchmarks"] == {}
+    assert caplog.text.count("the cloze benchmarks are not run") == 1
+
+    mesh = parallel.make_mesh(config.mesh)
+    sizes = {rows: make_trainer(config, rows, mesh).abstract.params for rows in (300, 301, 400)}
+    params = {rows: sum(x.size for x in jax.tree.leaves(p)) for rows, p in sizes.items()}
+    assert result["params"] == params[400] != params[300]
+    assert result["flops_per_token"] == flops.per_token(config, 400)
+    assert read.vocab_size == 301
+    config.model.vocab = 0
+    assert loop.train(config, tmp_path / "own")["params"] == params[301]
+    config.model.vocab = 300
+    with pytest.raises(UsageError, match="^config.model.vocab=300: must be at least the 301 ids of the tokenizer"):
+        loop.train(config, tmp_path / "fewer")
+    assert not (tmp_path / "fewer").exists()
 
 
 def test_rows_of_one_seed_see_the_same_batches(tiny, tmp_path):
