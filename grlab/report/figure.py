@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from grlab.report import lr
-from grlab.report.records import Record
+from grlab.report.records import Record, unit
 from grlab.report.table import RowResult, Table
 
 # Okabe and Ito's palette, told apart with any colour vision; black is the baseline's.
@@ -29,7 +29,7 @@ def draw(table: Table, records: Sequence[Record], path: str | Path) -> None:
     figure.suptitle(table.experiment.title, fontsize=12, x=0.01, ha="left")
     grid = lr.grid(table.experiment, records)
     if grid:
-        _rates(figure.subplots(), grid)
+        _rates(figure.subplots(), grid, unit(records))
     else:
         many = len(table.results) >= _MANY
         if many:
@@ -42,7 +42,7 @@ def draw(table: Table, records: Sequence[Record], path: str | Path) -> None:
             axes["gaps"].sharex(axes["curves"])
             axes["curves"].tick_params(labelbottom=False)
         lines = _lines(table)
-        _curves(axes["curves"], table, lines, many)
+        _curves(axes["curves"], table, lines, many, unit(records))
         _gaps(axes["gaps"], table, lines, many)
         _differences(axes["final"], table, lines, many)
     figure.savefig(path, metadata={"Software": None})
@@ -68,7 +68,7 @@ def _plain(ax: Axes) -> None:
     ax.tick_params(labelsize=9)
 
 
-def _curves(ax: Axes, table: Table, lines: dict[str, _Line], many: bool) -> None:
+def _curves(ax: Axes, table: Table, lines: dict[str, _Line], many: bool, unit: str) -> None:
     """Training loss in stretches (thin: a seed, unless there are many rows; thick: the mean), held-out loss (dots)."""
     _plain(ax)
     lows, highs = [], []
@@ -89,7 +89,7 @@ def _curves(ax: Axes, table: Table, lines: dict[str, _Line], many: bool) -> None
     if lows and highs:
         ax.set_ylim(min(lows) - 0.05 * (max(highs) - min(lows)), max(highs))
     ax.set_xlabel("step" if many else "", fontsize=9)
-    ax.set_title("Loss, nats per byte: training (lines), held-out (dots)", fontsize=10, loc="left")
+    ax.set_title(f"Loss, nats per {unit}: training (lines), held-out (dots)", fontsize=10, loc="left")
 
 
 def _gaps(ax: Axes, table: Table, lines: dict[str, _Line], many: bool) -> None:
@@ -216,7 +216,7 @@ def _difference(ax: Axes, y: int, r: RowResult, colour: str) -> None:
     )  # fmt: skip
 
 
-def _rates(ax: Axes, grid: lr.Grid) -> None:
+def _rates(ax: Axes, grid: lr.Grid, unit: str) -> None:
     """Held-out loss against the peak learning rate, a line a row, the best of each filled."""
     _plain(ax)
     ends = []
@@ -236,5 +236,5 @@ def _rates(ax: Axes, grid: lr.Grid) -> None:
     ax.set_xticks([float(rate) for rate in rates], rates)
     ax.minorticks_off()
     ax.set_xlabel("peak learning rate", fontsize=9)
-    ax.set_title("Held-out loss, nats per byte; filled: the best of a row", fontsize=10, loc="left")
+    ax.set_title(f"Held-out loss, nats per {unit}; filled: the best of a row", fontsize=10, loc="left")
     _label_ends(ax, ends)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from grlab.experiment import Experiment
-from grlab.report.records import Record
+from grlab.report.records import Record, unit
 from grlab.report.render import Block
 from grlab.report.stats import mean_std
 
@@ -47,5 +47,6 @@ def grid(experiment: Experiment, records: Sequence[Record]) -> Grid | None:
             if best[label] in (rates[0], rates[-1]):
                 notes.append(f"EDGE: the best rate of {label}, {best[label]}, is at the edge of the grid: widen it.")
     lines = [[label, *(row.get(rate, "-") for rate in rates), best.get(label, "-")] for label, row in cells.items()]
-    block = Block("Held-out loss by peak learning rate, nats per byte", ["row", *rates, "best"], lines)
+    title = f"Held-out loss by peak learning rate, nats per {unit(records)}"
+    block = Block(title, ["row", *rates, "best"], lines)
     return Grid(block, ("* is the best of a row.", *notes), loss, best)

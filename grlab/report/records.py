@@ -64,6 +64,11 @@ def read(experiment: Experiment, source: str | Path) -> list[Record]:
     return sorted((r for r in records if r.row in order), key=lambda r: (order[r.row], r.seed))
 
 
+def unit(records: Sequence[Record]) -> str:
+    """What a loss is a mean over: "byte", or "token" where data.tokenizer names a file."""
+    return "token" if any(r.config["data"].get("tokenizer") for r in records) else "byte"
+
+
 def to_json(experiment: Experiment, records: Sequence[Record]) -> str:
     """All that the reports use, a line a run; `read` gives back equal records."""
     lines = ",\n".join(json.dumps(dataclasses.asdict(r), separators=(",", ":")) for r in records)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from grlab.experiment import Experiment, Row
 from grlab.report import checks, lr, stats
-from grlab.report.records import SPIKE_DEVIATIONS, SPIKE_HEIGHT, SPIKE_WINDOW, Record
+from grlab.report.records import SPIKE_DEVIATIONS, SPIKE_HEIGHT, SPIKE_WINDOW, Record, unit
 from grlab.report.render import Block
 
 NONE = "-"
@@ -20,7 +20,7 @@ class RowResult:
 
     row: Row
     runs: tuple[Record, ...]
-    loss: Mapping[int, float]  # held-out, nats a byte
+    loss: Mapping[int, float]  # held-out, nats a token
     benchmarks: Mapping[str, Mapping[int, float]]
     average: Mapping[int, float]  # over all benchmarks
     loss_delta: stats.Paired | None  # to the baseline; None for the baseline itself, and without a shared seed
@@ -68,7 +68,7 @@ class Table:
         return "\n\n".join([head, *(block.markdown() for block in self.blocks), notes]) + "\n"
 
     def csv(self) -> str:
-        """A line a row, all digits: losses in nats a byte, accuracies and the average as fractions."""
+        """A line a row, all digits: losses in nats a token, accuracies and the average as fractions."""
         names = _benchmark_names(self.results)
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
@@ -209,7 +209,8 @@ def _loss_block(experiment: Experiment, results: Sequence[RowResult], marks: Map
         if published:
             cells += [_figure(r.row.published.get("loss"), 3), _published_delta(experiment, r.row, "loss", 3)]
         lines.append(cells)
-    return Block("Held-out loss, nats per byte", header + (["published", "Δ"] if published else []), lines)
+    title = f"Held-out loss, nats per {unit([run for r in results for run in r.runs])}"
+    return Block(title, header + (["published", "Δ"] if published else []), lines)
 
 
 def _benchmark_block(

@@ -5,7 +5,7 @@ import pytest
 
 from grlab import report
 from grlab.errors import UsageError
-from grlab.experiment import Experiment, Row
+from grlab.experiment import Experiment, Row, rate_grid
 from grlab.report import records, table
 
 EXPERIMENT = Experiment(
@@ -57,6 +57,16 @@ def test_a_row_says_its_loss_difference_verdict_and_what_was_published(runs):
     assert "nats per byte" in text and "A note of the experiment." in text
     assert "cloze: 300 items, chance 25.0; copy: 300 items" in " ".join(text.split())
     assert "NOT" not in text.replace("not", "")
+
+
+def test_the_loss_of_tokens_from_a_file_is_said_to_be_per_token(make_run, tmp_path):
+    for row in ("prenorm", "gr"):
+        make_run(row, 0, 2.5, config={"data": {"name": "stdlib", "tokenizer": "bpe.json"}})
+    result = build(tmp_path / "runs")
+    assert "Held-out loss, nats per token" in result.terminal() and "per byte" not in result.terminal()
+    rates = rate_grid(EXPERIMENT, ("5e-3", "1e-2"), 100)
+    make_run("prenorm@5e-3", 0, 2.5, config={"data": {"name": "stdlib", "tokenizer": "bpe.json"}})
+    assert "nats per token" in build(tmp_path / "runs", rates).terminal()
 
 
 def test_no_line_is_wider_than_the_terminal(make_run, tmp_path):
