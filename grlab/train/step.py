@@ -31,6 +31,7 @@ class Trainer(NamedTuple):
     init: Callable[[], State]
     step: jax.stages.Wrapped  # (State, batch) -> (State, metrics); the State is donated
     nats: jax.stages.Wrapped  # (params, tokens_BxT, targets_BxT) -> nats_BxT
+    greedy: jax.stages.Wrapped  # (params, tokens_BxT, targets_BxT) -> hit_BxT: the target has the largest logit
 
 
 def make_trainer(config, vocab: int, mesh: Mesh) -> Trainer:
@@ -88,6 +89,9 @@ def make_trainer(config, vocab: int, mesh: Mesh) -> Trainer:
     def nats(params, tokens_BxT, targets_BxT):
         return token_nats(nnx.merge(graphdef, params)(tokens_BxT), targets_BxT)
 
+    def greedy(params, tokens_BxT, targets_BxT):
+        return jnp.argmax(nnx.merge(graphdef, params)(tokens_BxT), axis=-1) == targets_BxT
+
     jit_init = jax.jit(init, out_shardings=shardings)
     abstract = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
@@ -99,6 +103,7 @@ def make_trainer(config, vocab: int, mesh: Mesh) -> Trainer:
         init=lambda: jit_init(key),
         step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)),
         nats=jax.jit(nats, out_shardings=whole),
+        greedy=jax.jit(greedy, out_shardings=whole),
     )
 
 

@@ -63,6 +63,16 @@ def test_golden_step(row):
     assert (losses[0], losses[2]) == pytest.approx(GOLDEN[row], abs=1e-5)
 
 
+def test_greedy_is_where_no_other_target_has_fewer_nats():
+    trainer, data = trainer_of(rows.tiny("prenorm"))
+    params, tokens = trainer.init().params, data["tokens_BxT"]
+    nats = np.stack([trainer.nats(params, tokens, np.full_like(tokens, i)) for i in range(256)], axis=-1)
+    first = nats.argmin(axis=-1)
+    for targets, hits in ((first, 1), ((first + 1) % 256, 0)):
+        hit_BxT = np.asarray(trainer.greedy(params, tokens, targets.astype(np.int32)))
+        assert hit_BxT.shape == tokens.shape and hit_BxT.dtype == bool and hit_BxT.mean() == hits
+
+
 def test_accumulation_is_the_whole_batch():
     """Two parts of a batch give the update of the whole batch."""
     results = []
