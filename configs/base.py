@@ -79,6 +79,9 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     e.batch_size = 8  # sequences a forward pass: changes the speed, not the result
     e.cloze_items = 300  # items a cloze benchmark; 0: no benchmarks
     e.cloze_context = 128  # tokens of context a cloze item may have
+    # Any of hellaswag, piqa, arc_easy, arc_challenge, winogrande, openbookqa, boolq and lambada, with commas between.
+    e.downstream = ""
+    e.downstream_items = 0  # items of each of them, the first of its split; 0: all
 
     c.checkpoint = ml_collections.ConfigDict({"every": 500, "keep": 2})  # steps; how many to keep, at least 2
     c.log = ml_collections.ConfigDict({"every": 1})  # steps between records in metrics.jsonl

@@ -20,6 +20,10 @@ _POSITIVE = (
     *("optim.lr", "optim.lr_factor", "optim.clip", "optim.accumulate", "optim.eps"),
     *("eval.every", "eval.tokens", "eval.batch_size", "eval.cloze_context", "checkpoint.every"),
 )
+_NOT_NEGATIVE = (
+    *("seed", "model.vocab", "optim.warmup", "optim.weight_decay"),
+    *("eval.cloze_items", "eval.downstream_items"),
+)
 _WORDS = {"true": True, "false": False}
 
 
@@ -122,7 +126,7 @@ def check(config: ConfigDict) -> None:
             raise errors.UsageError(f"config.{name}", value, "must be finite (optim.clip=1e9 clips nothing)")
     for name in _POSITIVE:
         errors.positive(f"config.{name}", _get(config, name))
-    for name in ("seed", "model.vocab", "optim.warmup", "optim.weight_decay", "eval.cloze_items"):
+    for name in _NOT_NEGATIVE:
         if _get(config, name) < 0:
             raise errors.UsageError(f"config.{name}", _get(config, name), "must not be negative")
     if config.checkpoint.keep < 2:

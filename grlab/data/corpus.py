@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import logging
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow_datasets as tfds
 
-from grlab.data import text_files
+from grlab.data import prepared, text_files
 from grlab.data import tokenizer as tokenizers
 from grlab.data.tokenizer import Tokenizer
-from grlab.errors import UsageError, first_line, nearest, positive, unknown
+from grlab.errors import UsageError, positive, unknown
 
 FILE_CORPORA = ("stdlib", "folder")
 
@@ -60,8 +59,7 @@ def load(data) -> Corpus:
     if not 0 < data.heldout < 1:
         raise UsageError("data.heldout", data.heldout, "a fraction between 0 and 1")
     positive("data.max_bytes", data.max_bytes)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    root = Path(data.dir).expanduser() if data.dir else cache / "grlab"
+    root = prepared.root(data.dir)
     tokenizer = tokenizers.load(data.tokenizer)
 
     if data.name in FILE_CORPORA:
@@ -71,7 +69,7 @@ def load(data) -> Corpus:
             files = text_files.folder(data.path, data.glob, data.heldout)
         source, documents = [files.fingerprint], _file_documents(data.name, files, root)
     else:
-        builder = _tfds_builder(data.name, root)
+        builder = prepared.builder(data.name, root, field="data.name", others=FILE_CORPORA)
         source, documents = _tfds_source(builder, data), _tfds_documents(builder, data)
 
     parts = [data.name, *source, data.max_bytes, *filter(None, [tokenizer.fingerprint])]
@@ -171,35 +169,6 @@ def _file_documents(name: str, files: text_files.FileList, root: Path) -> Iterat
             yield document["text"], split == "heldout"
 
 
-def _tfds_builder(name: str, root: Path) -> tfds.core.DatasetBuilder:
-    """The builder of the TFDS dataset `name`, prepared under `root`."""
-    # TFDS registers its older modules in one go and gives up at the first that does not import without TensorFlow;
-    # that of the text datasets does import.
-    import tensorflow_datasets.text  # noqa: F401
-
-    with text_files.quiet():
-        try:
-            builder = tfds.builder(name, data_dir=root)
-        except tfds.core.registered.DatasetNotFoundError:
-            names = [*FILE_CORPORA, *tfds.list_builders(with_community_datasets=False)]  # those need the network
-            hint = nearest(name.split("/")[0], names)
-            remedy = f"{hint}known: {', '.join(FILE_CORPORA)}, what is prepared in {root}, the names of TFDS"
-            raise UsageError("data.name", name, remedy) from None
-        except Exception as e:  # whatever TFDS makes of the rest of the name
-            raise UsageError("data.name", name, f"TFDS cannot open it ({first_line(e)})") from e
-        if builder.is_prepared():
-            return builder
-    try:  # aloud: a download takes its time
-        builder.download_and_prepare(file_format="array_record")
-    except Exception as e:  # no network, a missing package, a full disk: there is no common class
-        with text_files.quiet():
-            builder = tfds.builder(name, data_dir=root)
-            if not builder.is_prepared():  # else another process was first
-                remedy = f"TFDS cannot prepare it here ({first_line(e)}): prepare it elsewhere, as array_record"
-                raise UsageError("data.name", name, remedy) from e
-    return builder
-
-
 def _tfds_source(builder: tfds.core.DatasetBuilder, data) -> list:
     """What tells this reading of the dataset from any other: the fields that shape it, and the files it reads."""
     stats = [(path.name, path.stat()) for path in sorted(builder.data_path.iterdir())]
@@ -212,12 +181,7 @@ def _tfds_documents(builder: tfds.core.DatasetBuilder, data) -> Iterator[tuple[b
     features = list(builder.info.features)
     if data.text_key not in features:
         raise unknown("data.text_key", data.text_key, features)
-    try:
-        source = builder.as_data_source(data.split)
-    except NotImplementedError as e:  # prepared in a format without random access
-        raise UsageError("data.name", data.name, f"prepare it with file_format=array_record ({e})") from None
-    except ValueError as e:
-        raise unknown("data.split", data.split, builder.info.splits) from e
+    source = prepared.examples(builder, data.split, name=("data.name", data.name), split_field="data.split")
     for document in source:
         text = document[data.text_key]
         if not isinstance(text, bytes):

@@ -1,1 +1,1 @@
-"""Held-out loss and cloze benchmarks."""
+"""Held-out loss, cloze benchmarks made from held-out files, and the benchmarks of the field."""

@@ -10,6 +10,8 @@ from grlab import errors
 
 # nats_fn(tokens_BxT int32, targets_BxT int32) -> [B, T]: the negative log-likelihood of each target, in nats.
 NatsFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# greedy_fn(tokens_BxT int32, targets_BxT int32) -> bool [B, T]: whether the target is the model's first choice.
+GreedyFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class Loss(NamedTuple):

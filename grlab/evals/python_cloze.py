@@ -1,4 +1,4 @@
-"""Four multiple-choice benchmarks (`grlab.evals.cloze`) made from held-out Python files.
+"""Four multiple-choice benchmarks (`grlab.evals.choice`) made from held-out Python files.
 
 name        asks for                                               candidates                           chance
 identifier  recall: which of the names seen in the context comes   4 names of the context               1/4
@@ -42,7 +42,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grlab import errors
-from grlab.evals.cloze import Benchmark, Item
+from grlab.evals.choice import Benchmark, Item
 from grlab.evals.python_source import Source, Token, sources
 
 SHORTEST_BRACKET = 8  # bytes from a bracket to its close, if no other bracket is opened in them: fewer are too easy
@@ -270,4 +270,6 @@ def _item(documents: Sequence[bytes | np.ndarray], site: _Site, context: int, rn
     """The item of a site, its candidates in random order."""
     candidates = rng.sample([site.answer, *site.others], 1 + len(site.others))
     before = bytes(documents[site.document][max(0, site.offset - context) : site.offset])
-    return Item(before, tuple(candidates), candidates.index(site.answer), site.evidence, site.document, site.offset)
+    answer = candidates.index(site.answer)
+    contexts = (before,) * len(candidates)
+    return Item(contexts, tuple(candidates), answer, site.evidence, site.document, site.offset)

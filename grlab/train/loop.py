@@ -65,7 +65,7 @@ class Run:
         self.batches = data.train_batches(
             self.corpus.train, seq_len=config.seq_len, batch_size=config.batch_size, seed=config.seed
         )
-        self.evaluation = Evaluation(config, self.corpus, mesh, self.trainer.nats, stop)
+        self.evaluation = Evaluation(config, self.corpus, mesh, self.trainer.nats, self.trainer.greedy, stop)
         self.tokens_a_step = config.batch_size * config.seq_len
         self.label = f"{config.row}-{config.seed}"
 

@@ -2,7 +2,10 @@
 
 import numpy as np
 
-from grlab.evals import cloze
+from grlab.data.tokenizer import Bytes
+from grlab.evals import choice
+
+BYTES = Bytes()
 
 
 def by_row(nats_of_row):
@@ -27,5 +30,9 @@ def noise(tokens_BxT, targets_BxT):
     return np.sin(1.7 * tokens_BxT + 2.3 * targets_BxT).astype(np.float32) + 1
 
 
-def score(nats_fn, benchmark, seq_len=256, batch_size=64):
-    return cloze.score(nats_fn, benchmark, seq_len=seq_len, batch_size=batch_size)
+def none_greedy(tokens_BxT, targets_BxT):
+    return np.zeros(tokens_BxT.shape, bool)
+
+
+def score(nats_fn, benchmark, seq_len=256, batch_size=64, greedy_fn=none_greedy, encode=BYTES.encode):
+    return choice.score(choice.lay_out(benchmark, encode, seq_len=seq_len), nats_fn, greedy_fn, batch_size=batch_size)

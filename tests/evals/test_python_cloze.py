@@ -43,14 +43,15 @@ def test_an_item_is_the_file_up_to_its_place_and_the_answer_is_what_the_file_say
     for benchmark in benchmarks.values():
         for item in benchmark.items:
             document, answer = documents[item.document], item.candidates[item.answer]
-            assert document[: item.offset].endswith(item.context)
-            assert len(item.context) == min(CONTEXT, item.offset)
+            assert document[: item.offset].endswith(item.contexts[0])
+            assert len(item.contexts[0]) == min(CONTEXT, item.offset)
+            assert item.contexts == (item.contexts[0],) * len(item.candidates)
             assert document[item.offset :].startswith(answer)
             assert not any(
                 document[item.offset :].startswith(candidate) for candidate in item.candidates if candidate != answer
             )
             assert 1 / len(set(item.candidates)) == benchmark.chance
-            assert 1 <= item.evidence <= len(item.context)
+            assert 1 <= item.evidence <= len(item.contexts[0])
             assert item.evidence + max(map(len, item.candidates)) <= CONTEXT
 
 
@@ -86,7 +87,7 @@ def test_keywords_out_of_use_are_no_candidates():
 def test_names_were_all_seen_and_are_followed_alike(benchmarks):
     for item in benchmarks["identifier"].items:
         assert len({candidate[-1:] for candidate in item.candidates}) == 1
-        evidence = item.context[len(item.context) - item.evidence :]
+        evidence = item.contexts[0][len(item.contexts[0]) - item.evidence :]
         for candidate in item.candidates:
             assert re.search(rb"\b" + candidate[:-1] + rb"\b", evidence)
 
@@ -117,7 +118,7 @@ def test_names_are_looked_for_in_the_context_only_and_leave_room_for_the_candida
 def test_bracket_evidence_reaches_its_opening(benchmarks):
     for item in benchmarks["bracket"].items:
         closing = item.candidates[item.answer]
-        evidence = item.context[len(item.context) - item.evidence :]
+        evidence = item.contexts[0][len(item.contexts[0]) - item.evidence :]
         assert evidence[:1] == {b")": b"(", b"]": b"[", b"}": b"{"}[closing]
         assert set(item.candidates) == {b")", b"]", b"}"}
 
@@ -132,9 +133,11 @@ def test_brackets_in_strings_do_not_count_and_short_plain_ones_are_too_easy():
 
 def test_indents_are_one_level_deeper_same_and_shallower(benchmarks):
     for item in benchmarks["indent"].items:
-        assert item.context.endswith(b"\n")
+        assert item.contexts[0].endswith(b"\n")
         widths = sorted(len(candidate) - len(candidate.lstrip()) for candidate in item.candidates)
-        before = [line for line in item.context[len(item.context) - item.evidence :].splitlines() if line.strip()]
+        before = [
+            line for line in item.contexts[0][len(item.contexts[0]) - item.evidence :].splitlines() if line.strip()
+        ]
         assert widths[1] == len(before[0]) - len(before[0].lstrip())
         assert widths[2] - widths[1] == widths[1] - widths[0] > 0
         assert len({candidate.lstrip() for candidate in item.candidates}) == 1
@@ -159,9 +162,9 @@ def test_a_form_feed_is_no_indent():
 def test_keywords_of_one_position_and_followed_by_a_space(benchmarks):
     for item in benchmarks["keyword"].items:
         words = {candidate.decode() for candidate in item.candidates}
-        at_start = not item.context.rpartition(b"\n")[2].strip()
+        at_start = not item.contexts[0].rpartition(b"\n")[2].strip()
         assert any(words <= {word + " " for word in known} for known in python_cloze.WORDS.values())
-        assert item.context[-1:] in (b" ", b"\n")
+        assert item.contexts[0][-1:] in (b" ", b"\n")
         if not at_start:
             assert words <= {word + " " for word in python_cloze.WORDS["inline"]}
 

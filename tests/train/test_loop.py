@@ -28,7 +28,7 @@ from grlab.params import variables
 from grlab.train import flops, loop, metrics, optimizer
 from grlab.train.checkpoint import Checkpoints
 from grlab.train.step import make_trainer
-from tests import rows, small_tokenizers
+from tests import rows, small_datasets, small_tokenizers
 
 # The loss on one batch before the first update and after the second one on it, at the scale `tiny` with 20 Sinkhorn
 # iterations. They may be changed when the model, the initial values or the optimizer are meant to change, and never
@@ -146,6 +146,45 @@ def test_a_run_with_a_tokenizer(tiny, tmp_path, caplog):
     with pytest.raises(UsageError, match="^config.model.vocab=300: must be at least the 301 ids of the tokenizer"):
         loop.train(config, tmp_path / "fewer")
     assert not (tmp_path / "fewer").exists()
+
+
+def piqa_by_hand(config, run):
+    """The accuracy of a run's last parameters, one row at a time without padding."""
+    trainer, _ = trainer_of(config)
+    checkpoints = Checkpoints(run / "checkpoints", keep=2)
+    params = checkpoints.restore(checkpoints.latest(), trainer.abstract)[0].params
+    checkpoints.close()
+    correct = 0
+    for example in small_datasets.PIQA:
+        per_byte = []
+        for solution in (example["sol1"], example["sol2"]):
+            text = f"Question: {example['goal']}\nAnswer: {solution}".encode()
+            row_1xT = np.frombuffer(text, np.uint8).astype(np.int32)[None]
+            nats_1xT = np.asarray(trainer.nats(params, row_1xT[:, :-1], row_1xT[:, 1:]))
+            per_byte.append(nats_1xT[0, -len(solution) - 1 :].sum() / len(solution))
+        correct += np.argmin(per_byte) == example["label"]
+    return correct / len(small_datasets.PIQA)
+
+
+def test_a_run_is_scored_on_the_benchmarks_of_the_field(tiny, records, tmp_path):
+    """Beside the cloze ones, in the same records; what cannot be had is said before the run begins."""
+    small_datasets.prepare(tmp_path / "data", "piqa", "validation", small_datasets.PIQA)
+    small_datasets.prepare(tmp_path / "data", "lambada", "test", [{"passage": "the cat sat"}])
+    more = [f"data.dir={tmp_path / 'data'}", "steps=2", "optim.warmup=1", "eval.cloze_items=4", "eval.cloze_context=64"]
+    config = tiny("prenorm", *more, "eval.downstream=piqa,lambada", "seq_len=64")
+    result = loop.train(config, tmp_path / "run")
+    assert list(result["benchmarks"])[-2:] == ["piqa", "lambada"] and "indent" in result["benchmarks"]
+    assert result["benchmarks"]["piqa"] == piqa_by_hand(config, tmp_path / "run")
+    assert (result["benchmark_items"]["piqa"], result["benchmark_chance"]["piqa"]) == (2, 0.5)
+    (record,) = (r for r in records(tmp_path / "run") if r.get("eval") == "piqa")
+    assert record["accuracy"] == result["benchmarks"]["piqa"]
+    assert (record["items"], record["chance"], record["step"]) == (2, 0.5, 2)
+
+    with pytest.raises(UsageError, match="^seq_len=16: too short for piqa: at least 17"):
+        loop.train(tiny("prenorm", *more, "eval.downstream=piqa", "seq_len=16"), tmp_path / "short")
+    with pytest.raises(UsageError, match="^eval.downstream='pika': did you mean 'piqa'"):
+        loop.train(tiny("prenorm", *more, "eval.downstream=pika"), tmp_path / "misspelt")
+    assert not (tmp_path / "short").exists() and not (tmp_path / "misspelt").exists()
 
 
 def test_rows_of_one_seed_see_the_same_batches(tiny, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from grlab import errors
-from grlab.evals import cloze
+from grlab.evals import choice
 from tests.evals.conftest import CONTEXT, ITEMS
 from tests.evals.models import by_row, noise, score, uniform
 
@@ -14,7 +14,7 @@ NAMES = {"identifier", "bracket", "indent", "keyword"}
 def test_a_model_that_remembers_the_documents_is_always_right(benchmarks, documents):
     corpus = b"\0".join(documents)
     remembers = by_row(lambda row: row not in corpus)
-    accuracies = cloze.score_all(remembers, benchmarks, seq_len=256, batch_size=64)
+    accuracies = {name: score(remembers, benchmark) for name, benchmark in benchmarks.items()}
     assert {name: accuracy.accuracy for name, accuracy in accuracies.items()} == dict.fromkeys(NAMES, 1)
     for name, accuracy in accuracies.items():
         assert accuracy == (name, 1.0, ITEMS, ITEMS, benchmarks[name].chance)
@@ -36,11 +36,11 @@ def test_batch_size_changes_nothing_and_the_model_sees_one_shape(benchmarks):
 
 def two_items():
     """Contexts of 6 and 2 bytes; the answers are the longer one, then the shorter one."""
-    return cloze.Benchmark(
+    return choice.Benchmark(
         "two",
         (
-            cloze.Item(b"abcdef", (b"x", b"yz"), 1, 2, 0, 6),
-            cloze.Item(b"gh", (b"pqr", b"s"), 1, 2, 0, 2),
+            choice.Item((b"abcdef",) * 2, (b"x", b"yz"), 1, 2, 0, 6),
+            choice.Item((b"gh",) * 2, (b"pqr", b"s"), 1, 2, 0, 2),
         ),
         0.5,
     )
@@ -82,7 +82,7 @@ def test_items_can_be_scored_at_a_seq_len_of_the_context(benchmarks, documents):
 
 def test_a_tie_or_a_nan_is_wrong_wherever_the_answer_stands():
     def benchmark(answer):
-        return cloze.Benchmark("tie", (cloze.Item(b"a", (b"x", b"y"), answer, 1, 0, 1),), 0.5)
+        return choice.Benchmark("tie", (choice.Item((b"a",) * 2, (b"x", b"y"), answer, 1, 0, 1),), 0.5)
 
     for answer, nats in itertools.product((0, 1), (1.0, np.nan)):
         assert score(by_row(lambda row: nats), benchmark(answer), 4, 2).correct == 0
