@@ -41,6 +41,38 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     m.norm_eps = 1e-6
     m.embed_std = 0.02  # standard deviation of the initial token embedding
     m.compute_dtype = "float32"  # float32 | bfloat16: matrix products and sublayers; parameters are float32
+    m.rope_fraction = 1.0  # of a head's channels that RoPE turns: the first
+    m.output_gate = False  # attention's outputs times σ(W x), a gate for each head and channel
+    # The token mixers of a period of layers, repeated to the depth: attention | gdn (Gated DeltaNet) | qsa (sparse).
+    m.pattern = "attention"
+    m.separate_documents = False  # attention, states and convolutions end where a document does
+    g = m.gdn = ml_collections.ConfigDict()
+    g.key_heads = 2
+    g.value_heads = 4  # a multiple of key_heads
+    g.key_dim = 16  # channels of a key head
+    g.value_dim = 16
+    g.conv = 4  # taps of the convolutions before it
+    g.chunk = 64  # tokens worked on at once: changes the speed, not the result
+    q = m.qsa = ml_collections.ConfigDict()
+    q.budget = 64  # tokens that a query looks at in blocks of its choice
+    q.block = 4  # tokens of a block
+    q.heads = 4  # of the indexer
+    q.head_dim = 32
+    q.loss = 1.0  # weight of the indexer's loss; no other parameter has a gradient of it
+    e = m.moe = ml_collections.ConfigDict()
+    e.experts = 0  # 0: one feed-forward network of model.ffn for all tokens
+    e.top_k = 2  # experts a token
+    e.ffn = 64  # hidden width of an expert
+    e.shared = 64  # hidden width of the expert that all tokens share; 0: none
+    e.balance = 0.001  # weight of the load-balance loss
+    n = m.ngram = ml_collections.ConfigDict()
+    n.layers = ""  # layers that n-gram embeddings are added before, from 1 on and separated by commas: "2"
+    n.size = 3  # of the longest n-gram
+    n.heads = 8  # hashes of each size from 2 on
+    n.rows = 10_000  # about, of the table of a hash: the next primes
+    n.width = 64  # channels looked up, of all hashes together
+    n.conv = 4  # taps of its convolution
+    n.seed = 1234  # of the hashes
     m.scan = True  # run the layers by one scan; false: a Python loop, the same function
     # none | full | dots: what the backward pass recomputes. On a CPU a layer is sooner computed again than fetched.
     m.remat = "full"
@@ -96,7 +128,9 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     # Which mesh axis a logical axis of a parameter is split over; "" means kept whole. The stream axis never is.
     whole = {"rank": "", "streams": "", "channel": ""}
     c.rules = ml_collections.ConfigDict(
-        {"vocab": "tensor", "embed": "fsdp", "heads": "tensor", "mlp": "tensor", "flat": "fsdp"} | whole
+        {"vocab": "tensor", "embed": "fsdp", "heads": "tensor", "mlp": "tensor", "flat": "fsdp"}
+        | {"experts": "expert", "ngram": "fsdp"}
+        | whole
     )
 
     c.lock()  # a misspelt field of a scale or a row is an error

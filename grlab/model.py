@@ -1,15 +1,24 @@
 """The decoder: embed → expand → layers → collapse → logits. It knows no residual system by name."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from grlab import errors, residual
-from grlab.layers.attention import Attention
+from grlab.layers.attention import Attention, turned
 from grlab.layers.ffn import SwiGLU
+from grlab.layers.gated_delta_net import GatedDeltaNet
+from grlab.layers.moe import MoE
+from grlab.layers.ngram import NGramEmbedding
+from grlab.layers.sparse_attention import SparseAttention
 from grlab.ops.matmul import matmul
 from grlab.params import fold, normal
 
+MIXERS = {"attention": Attention, "gdn": GatedDeltaNet, "qsa": SparseAttention}
+FEED_FORWARD = {"ffn": SwiGLU, "moe": MoE}
 REMAT = {
     "none": None,  # keep every activation
     "full": jax.checkpoint_policies.nothing_saveable,  # recompute each layer from its input
@@ -17,27 +26,54 @@ REMAT = {
 }
 
 
+class Context(NamedTuple):
+    """What layers know of a batch beside the stream. `documents_BxT` is None where documents are one text."""
+
+    tokens_BxT: jax.Array
+    documents_BxT: jax.Array | None
+
+
 class Layer(nnx.Module):
-    """Two sublayers, each behind its site."""
+    """A token mixer and a feed-forward sublayer, each behind its site; before them, in some layers, n-grams."""
 
-    def __init__(self, config, system: residual.Residual, index: jax.Array | int, key: jax.Array):
+    def __init__(self, config, system: residual.Residual, mixer: str, index, key: jax.Array, ngram=None):
+        """`ngram`, if given, makes the layer's n-gram embedding of a key."""
         dtype = jnp.dtype(config.compute_dtype)
-        self.attention = Attention(config, dtype, system.initial_std, fold(key, "attention"))
-        self.ffn = SwiGLU(config, dtype, system.initial_std, fold(key, "ffn"))
-        self.attention_site = system.site(2 * index, fold(key, "attention_site"))
-        self.ffn_site = system.site(2 * index + 1, fold(key, "ffn_site"))
+        self.sublayers = (mixer, "moe" if config.moe.experts else "ffn")
+        for k, (name, of) in enumerate(zip(self.sublayers, (MIXERS, FEED_FORWARD), strict=True)):
+            setattr(self, name, of[name](config, dtype, system.initial_std, fold(key, name)))
+            setattr(self, f"{name}_site", system.site(2 * index + k, fold(key, f"{name}_site")))
+        if ngram is not None:
+            self.ngram = ngram(fold(key, "ngram"))
 
-    def __call__(self, stream):
-        x_BxTxD, gates = self.attention_site.read(stream)
-        y_BxTxD = self.attention(x_BxTxD)
-        stream, x_BxTxD, gates = self.attention_site.write_read(stream, y_BxTxD, gates, self.ffn_site)
-        return self.ffn_site.write(stream, self.ffn(x_BxTxD), gates)
+    def __call__(self, stream, context: Context, system: residual.Residual):
+        """(the stream after the layer, the sublayers' statistics)."""
+        if hasattr(self, "ngram"):
+            stream = system.add(stream, lambda streams_BxTxNxD: self.ngram(streams_BxTxNxD, *context))
+        mixer, feed_forward = (getattr(self, name) for name in self.sublayers)
+        site, next_site = (getattr(self, f"{name}_site") for name in self.sublayers)
+        x_BxTxD, gates = site.read(stream)
+        y_BxTxD, of_mixer = mixer(x_BxTxD, context.documents_BxT)
+        stream, x_BxTxD, gates = site.write_read(stream, y_BxTxD, gates, next_site)
+        y_BxTxD, of_feed_forward = feed_forward(x_BxTxD, context.documents_BxT)
+        return next_site.write(stream, y_BxTxD, gates), of_mixer | of_feed_forward
+
+
+class Stack(nnx.Module):
+    """Periods of the layer pattern that are alike: the parameters of each of its layers, stacked over the periods."""
+
+    def __init__(self, first: int, periods: int, layers: list[Layer]):
+        self.first, self.periods, self.layers = first, periods, nnx.List(layers)
+
+    def sites(self) -> jax.Array:
+        """The first sublayer of each period."""
+        return 2 * (self.first + len(self.layers) * jnp.arange(self.periods))
 
 
 class Decoder(nnx.Module):
     """A causal language model over tokens 0 .. vocab − 1."""
 
-    def __init__(self, config, residual_config, vocab: int, key: jax.Array):
+    def __init__(self, config, residual_config, vocab: int, key: jax.Array, separator: int = 0):
         """Builds the parameters.
 
         Args:
@@ -45,13 +81,16 @@ class Decoder(nnx.Module):
           residual_config: `config.residual`.
           vocab: the number of tokens.
           key: of the initial values.
+          separator: the token between two documents.
 
         Raises:
           UsageError: a field or a combination of fields that cannot be.
         """
-        _check(config)
+        pattern, with_ngrams = check(config)
         self.scan, self.remat = config.scan, config.remat
         self.dtype = jnp.dtype(config.compute_dtype)
+        self.separator = separator if config.separate_documents else None
+        self.loss_weights = {"balance": config.moe.balance, "index_kl": config.qsa.loss}
         self.residual = residual.build(
             residual_config,
             width=config.width,
@@ -63,69 +102,118 @@ class Decoder(nnx.Module):
         self.embedding = normal(key, "embedding", (vocab, config.width), ("vocab", "embed"), config.embed_std)
         self.head = normal(key, "head", (config.width, vocab), ("embed", "vocab"), config.width**-0.5)
 
-        # One layer's parameters, with a leading axis for the layers: what the scan runs over.
         layers_key = fold(key, "layers")
-        self.layers = nnx.vmap(lambda i: Layer(config, self.residual, i, jax.random.fold_in(layers_key, i)))(
-            jnp.arange(config.layers)
+        n_streams = self.residual.n_streams  # none of whose attributes may be looked up inside vmap
+
+        def stacked(first: int, periods: int, place: int) -> Layer:
+            """The layers at `place` of the periods from layer `first` on: what the scan runs over."""
+            index = first + place
+            ngram = None
+            if index in with_ngrams:
+                count = with_ngrams.index(index)
+
+                def ngram(key):
+                    return NGramEmbedding(config, vocab, n_streams, count, separator, self.dtype, key)
+
+            def layer(i):
+                return Layer(config, self.residual, pattern[place], i, jax.random.fold_in(layers_key, i), ngram)
+
+            return nnx.vmap(layer)(index + len(pattern) * jnp.arange(periods))
+
+        self.stacks = nnx.List(
+            Stack(first, periods, [stacked(first, periods, place) for place in range(len(pattern))])
+            for first, periods in runs(config.layers, len(pattern), with_ngrams)
         )
 
     def __call__(self, tokens_BxT: jax.Array) -> jax.Array:
         """The logits [B, T, V] in float32 of the token after each one."""
+        return self.with_statistics(tokens_BxT)[0]
+
+    def with_statistics(self, tokens_BxT: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The logits, and the statistics of the sublayers: name -> [layers that have it], in their order."""
         x_BxTxD = self.embedding[...][tokens_BxT].astype(self.dtype)
-        stream = self._run_layers(self.residual.expand(x_BxTxD))
+        stream, statistics = self.run_layers(self.residual.expand(x_BxTxD), tokens_BxT)
         x_BxTxD = self.residual.collapse(stream)
-        return matmul(x_BxTxD, self.head[...].astype(self.dtype), dtype=jnp.float32)
+        return matmul(x_BxTxD, self.head[...].astype(self.dtype), dtype=jnp.float32), statistics
 
-    def _run_layers(self, stream):
-        graphdef, stacked = nnx.split(self.layers)
+    def auxiliary_loss(self, statistics: dict[str, jax.Array]) -> jax.Array | float:
+        """What is minimised beside the loss: the statistics that are losses, weighted means over their layers."""
+        weights = self.loss_weights.items()
+        return sum(weight * jnp.mean(statistics[name]) for name, weight in weights if name in statistics)
 
-        def step(stream, params):
-            return nnx.merge(graphdef, params)(stream), None
+    def run_layers(self, stream, tokens_BxT: jax.Array):
+        """(the stream after all layers, the statistics by name)."""
+        documents_BxT = None
+        if self.separator is not None:  # it begins the document after it, as it does in the held-out windows
+            documents_BxT = jnp.cumsum(tokens_BxT == self.separator, axis=1)
+        context = Context(tokens_BxT, documents_BxT)
+        of_layers = []  # {name: [periods]} for each layer of each stack's pattern
+        for stack in self.stacks:
+            stream, statistics = self._run(stack, stream, context)
+            of_layers += [{k: v[i] for k, v in layer.items()} for i in range(stack.periods) for layer in statistics]
+        names = dict.fromkeys(name for statistics in of_layers for name in statistics)
+        return stream, {name: jnp.stack([s[name] for s in of_layers if name in s]) for name in names}
 
-        if self.remat == "full" and self.scan:
-            return _scan_packed(lambda stream, params: step(stream, params)[0], self.residual, stream, stacked)
+    def _run(self, stack: Stack, stream, context: Context):
+        graphdefs, params = zip(*(nnx.split(layer) for layer in stack.layers), strict=True)
+
+        def step(stream, params, context):
+            statistics = []
+            for graphdef, of_layer in zip(graphdefs, params, strict=True):
+                stream, of_sublayers = nnx.merge(graphdef, of_layer)(stream, context, self.residual)
+                statistics.append(of_sublayers)
+            return stream, statistics
+
+        adds = any(hasattr(layer, "ngram") for layer in stack.layers)
+        if self.remat == "full" and self.scan and not adds:  # what is added beside the sublayers can not be recalled
+            return _scan_packed(step, self.residual, stack.sites(), stream, params, context)
         if self.remat != "none":
             # Inside a scan nothing merges the recomputation with the first computation, so the barrier is not needed.
             step = jax.checkpoint(step, policy=REMAT[self.remat], prevent_cse=not self.scan)
         if self.scan:
-            return jax.lax.scan(step, stream, stacked)[0]
-        for i in range(jax.tree.leaves(stacked)[0].shape[0]):
-            stream, _ = step(stream, jax.tree.map(lambda p: p[i], stacked))
-        return stream
+            return jax.lax.scan(lambda stream, params: step(stream, params, context), stream, params)
+        found = []
+        for i in range(stack.periods):
+            stream, statistics = step(stream, jax.tree.map(lambda p: p[i], params), context)
+            found.append(statistics)
+        return stream, jax.tree.map(lambda *values: jnp.stack(values), *found)
 
 
-def _scan_packed(step, system: residual.Residual, stream, stacked):
-    """The scan of `step` over the layers, of which the backward pass has what the system keeps of each layer's input.
+def _scan_packed(step, system: residual.Residual, sites, stream, stacked, context):
+    """The scan of `step` over the periods, of which the backward pass has what the system keeps of each one's input.
 
     With a system's default hooks it is `jax.checkpoint` with nothing saved. A packed stream may have fewer
-    bits than a gradient needs, so the gradient of a layer is taken between the unpacked streams.
+    bits than a gradient needs, so the gradient of a period is taken between the unpacked streams.
     """
-    first_sites = 2 * jnp.arange(jax.tree.leaves(stacked)[0].shape[0])
 
-    def forward(stream, stacked):
-        def body(packed, of_layer):
-            params, k = of_layer
-            return system.pack(step(system.unpack(packed), params)), system.keep(packed, k)
+    def forward(stream, stacked, context):
+        def body(packed, of_period):
+            params, k = of_period
+            stream, statistics = step(system.unpack(packed), params, context)
+            return system.pack(stream), (system.keep(packed, k), statistics)
 
-        packed, kept = jax.lax.scan(body, system.pack(stream), (stacked, first_sites))
-        return system.unpack(packed), (packed, kept, stacked)
+        packed, (kept, statistics) = jax.lax.scan(body, system.pack(stream), (stacked, sites))
+        return (system.unpack(packed), statistics), (packed, kept, stacked, context)
 
-    def backward(residuals, cotangent):
-        after, kept, stacked = residuals
+    def backward(residuals, cotangents):
+        after, kept, stacked, context = residuals
 
-        def body(carry, of_layer):
+        def body(carry, of_period):
             cotangent, after = carry
-            kept, params, k = of_layer
+            kept, params, k, of_statistics = of_period
             packed = system.recall(kept, after, k)
-            cotangent, of_params = jax.vjp(step, system.unpack(packed), params)[1](cotangent)
+            _, vjp = jax.vjp(lambda stream, params: step(stream, params, context), system.unpack(packed), params)
+            cotangent, of_params = vjp((cotangent, of_statistics))
             return (cotangent, packed), of_params
 
-        (cotangent, _), of_params = jax.lax.scan(body, (cotangent, after), (kept, stacked, first_sites), reverse=True)
-        return cotangent, of_params
+        cotangent, of_statistics = cotangents
+        periods = (kept, stacked, sites, of_statistics)
+        (cotangent, _), of_params = jax.lax.scan(body, (cotangent, after), periods, reverse=True)
+        return cotangent, of_params, jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), context)
 
-    run = jax.custom_vjp(lambda stream, stacked: forward(stream, stacked)[0])
+    run = jax.custom_vjp(lambda *args: forward(*args)[0])
     run.defvjp(forward, backward)
-    return run(stream, stacked)
+    return run(stream, stacked, context)
 
 
 def token_nats(logits_BxTxV: jax.Array, targets_BxT: jax.Array) -> jax.Array:
@@ -134,12 +222,85 @@ def token_nats(logits_BxTxV: jax.Array, targets_BxT: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(logits_BxTxV, axis=-1) - picked_BxT
 
 
-def _check(config) -> None:
+def runs(layers: int, pattern: int, alone: list[int]) -> list[tuple[int, int]]:
+    """(first layer, periods) of each stack: a period with a layer of `alone`, counted from 0, is one of its own."""
+    found: list[tuple[int, int]] = []
+    special = {layer // pattern for layer in alone}
+    for period in range(layers // pattern):
+        if found and not {period, period - 1} & special:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((period * pattern, 1))
+    return found
+
+
+def check(config) -> tuple[list[str], list[int]]:
+    """(the mixers of the layer pattern, the layers with n-grams counted from 0); UsageError for what cannot be."""
     for name in ("layers", "width", "heads", "kv_heads", "head_dim", "ffn", "rope_theta", "norm_eps", "embed_std"):
         errors.positive(f"model.{name}", config[name])
     errors.one_of("model.remat", config.remat, REMAT)
     errors.one_of("model.compute_dtype", config.compute_dtype, ["float32", "bfloat16"])
     if config.heads % config.kv_heads:
         raise errors.UsageError("model.kv_heads", config.kv_heads, f"must divide model.heads={config.heads}")
-    if config.head_dim % 2:
-        raise errors.UsageError("model.head_dim", config.head_dim, "must be even: RoPE turns channels in pairs")
+    if turned(config) % 2 or not 0 < config.rope_fraction <= 1 or turned(config) < 2:
+        field = "head_dim" if config.rope_fraction == 1 else "rope_fraction"
+        raise errors.UsageError(f"model.{field}", config[field], "must be even: RoPE turns channels in pairs")
+    pattern = [mixer.strip() for mixer in config.pattern.split(",")]
+    for mixer in pattern:
+        errors.one_of("model.pattern", mixer, MIXERS)
+    if config.layers % len(pattern):
+        remedy = f"must be a multiple of the {len(pattern)} layers of model.pattern={config.pattern}"
+        raise errors.UsageError("model.layers", config.layers, remedy)
+    if "gdn" in pattern:
+        _check_gdn(config.gdn)
+    if "qsa" in pattern:
+        _check_qsa(config)
+    if config.moe.experts:
+        _check_moe(config.moe)
+    return pattern, _check_ngram(config)
+
+
+def _check_gdn(gdn) -> None:
+    for name in ("key_heads", "value_heads", "key_dim", "value_dim", "conv", "chunk"):
+        errors.positive(f"model.gdn.{name}", gdn[name])
+    if gdn.value_heads % gdn.key_heads:
+        raise errors.UsageError("model.gdn.value_heads", gdn.value_heads, f"must be a multiple of {gdn.key_heads}")
+    if gdn.chunk & gdn.chunk - 1:
+        raise errors.UsageError("model.gdn.chunk", gdn.chunk, "must be a power of two")
+
+
+def _check_qsa(config) -> None:
+    qsa = config.qsa
+    for name in ("heads", "head_dim", "block", "budget"):
+        errors.positive(f"model.qsa.{name}", qsa[name])
+    if qsa.budget % qsa.block:
+        raise errors.UsageError("model.qsa.budget", qsa.budget, f"must be a multiple of model.qsa.block={qsa.block}")
+    if qsa.head_dim < turned(config):
+        raise errors.UsageError("model.qsa.head_dim", qsa.head_dim, f"RoPE turns {turned(config)} channels: at least")
+
+
+def _check_moe(moe) -> None:
+    for name in ("experts", "top_k", "ffn"):
+        errors.positive(f"model.moe.{name}", moe[name])
+    if moe.top_k > moe.experts:
+        raise errors.UsageError("model.moe.top_k", moe.top_k, f"at most model.moe.experts={moe.experts}")
+
+
+def _check_ngram(config) -> list[int]:
+    ngram = config.ngram
+    try:
+        layers = [int(layer) for layer in ngram.layers.split(",") if layer.strip()]
+    except ValueError:
+        layers = [0]
+    if layers != sorted(set(layers)) or any(not 1 <= layer <= config.layers for layer in layers):
+        remedy = f"layers from 1 to {config.layers} in order, separated by commas; none: ''"
+        raise errors.UsageError("model.ngram.layers", ngram.layers, remedy)
+    if layers:
+        for name in ("heads", "width", "rows", "conv"):
+            errors.positive(f"model.ngram.{name}", ngram[name])
+        if ngram.size < 2:
+            raise errors.UsageError("model.ngram.size", ngram.size, "at least 2: an n-gram of one is a token")
+        if ngram.width % ((ngram.size - 1) * ngram.heads):
+            remedy = f"must be a multiple of the {(ngram.size - 1) * ngram.heads} heads of all sizes"
+            raise errors.UsageError("model.ngram.width", ngram.width, remedy)
+    return [layer - 1 for layer in layers]

@@ -30,6 +30,7 @@ def param(
     *,
     decay: bool,
     muon: tuple[int, int] | None = None,
+    share: float = 1.0,
     of: type[nnx.Param] = nnx.Param,
 ) -> nnx.Param:
     """A float32 parameter.
@@ -40,11 +41,12 @@ def param(
       decay: whether weight decay applies.
       muon: the input and the output axis, counted from the end, of a matrix that Muon orthogonalises; every other axis
         counts matrices. None: AdamW, whatever the optimizer.
+      share: of its numbers, how many a token makes use of: fewer than all of experts and of tables.
       of: the class of the variable.
     """
     if len(axes) != value.ndim:
         raise AssertionError(f"axes {axes} do not name the {value.ndim} axes of the value")
-    return of(jnp.asarray(value, jnp.float32), axes=axes, decay=decay, muon=muon)
+    return of(jnp.asarray(value, jnp.float32), axes=axes, decay=decay, muon=muon, share=share)
 
 
 def normal(
@@ -54,9 +56,12 @@ def normal(
     axes: tuple[str, ...],
     std: float,
     muon: tuple[int, int] | None = None,
+    *,
+    decay: bool = True,
+    share: float = 1.0,
 ) -> nnx.Param:
-    """A matrix drawn from N(0, std²), in the weight-decay group."""
-    return param(std * jax.random.normal(fold(key, name), shape), axes, decay=True, muon=muon)
+    """A matrix drawn from N(0, std²), in the weight-decay group unless `decay` is false."""
+    return param(std * jax.random.normal(fold(key, name), shape), axes, decay=decay, muon=muon, share=share)
 
 
 def constant(value, axes: tuple[str, ...] = ()) -> nnx.Param:
@@ -77,6 +82,14 @@ def variables(params: nnx.State) -> list[nnx.Param]:
 def count(params: nnx.State) -> int:
     """How many numbers are trained."""
     return sum(v.size for v in variables(params) if not isinstance(v, Fixed))
+
+
+def count_active(params: nnx.State) -> int:
+    """How many of them a token makes use of: all but the experts it does not go to and the n-grams it does not have.
+
+    The embedding counts as a whole, as it does where models are named by such a number (arXiv 2505.09388).
+    """
+    return round(sum(v.size * v.share for v in variables(params) if not isinstance(v, Fixed)))
 
 
 def map_params(f: Callable[[nnx.Param], object], params: nnx.State) -> nnx.State:

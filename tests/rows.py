@@ -70,6 +70,12 @@ def decoder(config: ConfigDict) -> Decoder:
     return nnx.merge(graphdef, jax.tree.map(lambda value: value, state))  # merge would share the variables themselves
 
 
+def layers(model: Decoder):
+    """The layers of a model whose pattern is one layer, their parameters stacked: the pattern's one layer."""
+    ((layer,),) = (stack.layers for stack in model.stacks)
+    return layer
+
+
 def system(row: str, *overrides: str):
     """(the row's residual system, its config), two layers of width 16."""
     config = tiny(row, *overrides)

@@ -14,7 +14,7 @@ from flax import nnx
 
 from grlab import residual
 from grlab.errors import UsageError
-from grlab.model import Decoder, Layer, token_nats
+from grlab.model import Context, Decoder, Layer, token_nats
 from grlab.params import fold
 from tests import rows
 
@@ -45,7 +45,8 @@ def test_scan_equals_a_loop_of_layers(row):
     key = fold(fold(jax.random.key(config.seed), "params"), "layers")
     stream = model.residual.expand(model.embedding[...][tokens_BxT])
     for i in range(3):
-        stream = Layer(config.model, model.residual, i, jax.random.fold_in(key, i))(stream)
+        layer = Layer(config.model, model.residual, "attention", i, jax.random.fold_in(key, i))
+        stream, _ = layer(stream, Context(tokens_BxT, None), model.residual)
     logits = model.residual.collapse(stream) @ model.head[...]
     np.testing.assert_allclose(model(tokens_BxT), logits, rtol=2e-5, atol=2e-5)
 
@@ -136,7 +137,7 @@ def test_rows_share_the_initial_values_of_what_they_share(row):
     rescales = system.initial_std is not residual.Residual.initial_std
     for path in shared:
         a, b = base[path].get_value(), other[path].get_value()
-        if rescales and path[0] == "layers" and path[-1] in matrices:
+        if rescales and path[0] == "stacks" and path[-1] in matrices:
             np.testing.assert_allclose(b, a * (jnp.std(b) / jnp.std(a)), rtol=1e-4, atol=1e-6)
         else:
             np.testing.assert_array_equal(a, b)
@@ -144,10 +145,11 @@ def test_rows_share_the_initial_values_of_what_they_share(row):
 
 def test_layers_seeds_and_names_draw_different_values():
     a, b = (nnx.state(rows.decoder(rows.tiny("gr", f"seed={seed}"))) for seed in (0, 1))
-    w0, w1 = a["layers"]["attention_site"]["w_down"].get_value()
+    layers = a["stacks"][0]["layers"][0]
+    w0, w1 = layers["attention_site"]["w_down"].get_value()
     assert float(jnp.abs(w0 - w1).max()) > 0
     assert float(jnp.abs(a["head"].get_value() - b["head"].get_value()).max()) > 0
-    ffn = a["layers"]["ffn"]
+    ffn = layers["ffn"]
     assert float(jnp.abs(ffn["gate"].get_value() - ffn["up"].get_value()).max()) > 0
 
 
@@ -175,8 +177,8 @@ def test_bf16_compute_stays_near_float32(row):
 
 @pytest.mark.parametrize("init, factor", [("times_sqrt_n", 2.0), ("over_sqrt_n", 0.5)])
 def test_hc_scales_the_initial_output_projections(init, factor):
-    plain = nnx.state(rows.decoder(rows.tiny("hc")))["layers"]
-    scaled = nnx.state(rows.decoder(rows.tiny("hc", f"residual.output_init={init}")))["layers"]
+    plain = nnx.state(rows.decoder(rows.tiny("hc")))["stacks"][0]["layers"][0]
+    scaled = nnx.state(rows.decoder(rows.tiny("hc", f"residual.output_init={init}")))["stacks"][0]["layers"][0]
     for module, name, expected in (("attention", "output", factor), ("ffn", "down", factor), ("ffn", "up", 1.0)):
         a, b = plain[module][name].get_value(), scaled[module][name].get_value()
         np.testing.assert_allclose(b, expected * a, rtol=1e-6)
@@ -186,7 +188,7 @@ def test_grouped_queries_share_their_key_head():
     """With as many key heads as query heads, filled with copies, attention is the same as with groups."""
     grouped = rows.decoder(rows.tiny("prenorm", "model.heads=4", "model.kv_heads=2", "model.head_dim=4"))
     whole = rows.decoder(rows.tiny("prenorm", "model.heads=4", "model.kv_heads=4", "model.head_dim=4"))
-    a, b = grouped.layers.attention, whole.layers.attention
+    a, b = (rows.layers(model).attention for model in (grouped, whole))
     for name in ("key", "value"):
         getattr(b, name)[...] = getattr(a, name)[...].repeat(2, axis=2)  # [L, D, K, C]
     np.testing.assert_allclose(grouped(rows.tokens()), whole(rows.tokens()), atol=1e-5)

@@ -65,6 +65,11 @@ def write(stream_BxTxNxD: jax.Array, s_Nx1: jax.Array, y_BxTxD: jax.Array, h_NxN
     return (kept + s_Nx1 * y_BxTxD.astype(F32)[..., None, :]).astype(stream_BxTxNxD.dtype)
 
 
+def add(stream_BxTxNxD: jax.Array, f) -> jax.Array:
+    """R + f(R), in the stream's dtype."""
+    return (stream_BxTxNxD.astype(F32) + f(stream_BxTxNxD)).astype(stream_BxTxNxD.dtype)
+
+
 def permutation_mixture(logits_P: jax.Array, n: int) -> jax.Array:
     """Σ_p softmax(logits)_p P_p over the P = n! permutations of n streams (mHC-lite, arXiv 2601.05732).
 

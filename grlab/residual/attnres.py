@@ -88,6 +88,10 @@ class AttentionResiduals(Residual, kind="attnres"):
         x_BxTx1xD = x_BxTxD.astype(self.frame.stream_dtype)[..., None, :]
         return jnp.pad(x_BxTx1xD, [(0, 0)] * (x_BxTxD.ndim - 1) + [(0, self.blocks), (0, 0)])
 
+    def add(self, stream_BxTxMxD, f):
+        """f of the embedding is added to the embedding: an embedding, too, and no sublayer's output."""
+        return stream_BxTxMxD.at[..., :1, :].set(ops.add(stream_BxTxMxD[..., :1, :], f))
+
     def keep(self, packed, k):
         """The sum that the current block has so far: what is written later is all that is added to the sources."""
         return jax.lax.dynamic_index_in_dim(packed, own_source(k, self.switches.block), axis=-2, keepdims=False)

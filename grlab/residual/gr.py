@@ -235,6 +235,17 @@ class GatedResidual(Residual, kind="gr"):
         x_BxTxD = float8.store(x_BxTxD, None) if self.frame.float8 else x_BxTxD
         return ops.repeat(x_BxTxD, self.switches.streams)
 
+    @property
+    def n_streams(self):
+        return self.switches.streams
+
+    def add(self, stream_BxTxNxD, f):
+        new_BxTxNxD = ops.add(stream_BxTxNxD, f)
+        if not self.frame.float8:
+            return new_BxTxNxD
+        stochastic = self.switches.rounding == "stochastic"  # sites count below frame.sites
+        return float8.store(new_BxTxNxD, float8.noise(stream_BxTxNxD, self.frame.sites) if stochastic else None)
+
     def pack(self, stream_BxTxNxD):
         return float8.pack(stream_BxTxNxD) if self.frame.float8 else stream_BxTxNxD
 

@@ -46,5 +46,8 @@ class LearnedScalars(PreNorm, kind="scalars"):
         x_BxTxD = super().expand(x_BxTxD)
         return Stream(x_BxTxD, x_BxTxD)
 
+    def add(self, stream, f):
+        return stream._replace(x=super().add(stream.x, f))
+
     def collapse(self, stream):
         return super().collapse(stream.x)

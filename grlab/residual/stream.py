@@ -8,7 +8,7 @@ is found by being there. The model passes the stream through and never looks ins
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -88,6 +88,17 @@ class Residual(nnx.Module):
         """The input [B, T, D] of the LM head: it includes the final norm, or replaces it."""
         raise NotImplementedError
 
+    # What is written beside the sublayers, such as an n-gram embedding.
+
+    @property
+    def n_streams(self) -> int:
+        """N of `add`."""
+        return 1
+
+    def add(self, stream: Stream, f: Callable[[jax.Array], jax.Array]) -> Stream:
+        """The stream with f(its streams) added to its streams, [B, T, N, D] both."""
+        return ops.add(stream[..., None, :], f)[..., 0, :]
+
     # What there is of the stream where the backward pass computes each layer again (model.remat=full).
 
     def pack(self, stream: Stream) -> Any:
@@ -104,7 +115,10 @@ class Residual(nnx.Module):
         return packed
 
     def recall(self, kept: Any, after: Any, k: jax.Array) -> Any:
-        """The packed stream before sublayer k, from what was kept of it and the packed stream after k's layer."""
+        """The packed stream before sublayer k, from what was kept of it and the packed stream after k's layers.
+
+        They are a period of the layer pattern, in which sublayers alone have written.
+        """
         del after, k
         return kept
 
@@ -170,6 +184,13 @@ class SummedStreams(Residual):
 
     def expand(self, x_BxTxD):
         return ops.repeat(x_BxTxD.astype(self.frame.stream_dtype), self.switches.streams)
+
+    @property
+    def n_streams(self):
+        return self.switches.streams
+
+    def add(self, stream_BxTxNxD, f):
+        return ops.add(stream_BxTxNxD, f)
 
     def collapse(self, stream_BxTxNxD):
         return self.final_norm(jnp.sum(stream_BxTxNxD.astype(ops.F32), axis=-2))

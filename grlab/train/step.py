@@ -34,15 +34,15 @@ class Trainer(NamedTuple):
     greedy: jax.stages.Wrapped  # (params, tokens_BxT, targets_BxT) -> hit_BxT: the target has the largest logit
 
 
-def make_trainer(config, vocab: int, mesh: Mesh) -> Trainer:
+def make_trainer(config, vocab: int, mesh: Mesh, separator: int = 0) -> Trainer:
     """Builds everything from the resolved config; nothing is computed yet.
 
-    Raises UsageError for a model that cannot be.
+    `separator` is the token between two documents. Raises UsageError for a model that cannot be.
     """
     key = fold(jax.random.key(config.seed), "params")
 
     def build(key):
-        return Decoder(config.model, config.residual, vocab, key)
+        return Decoder(config.model, config.residual, vocab, key, separator)
 
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: build(key)))
     tx = optimizer.make(config.optim, config.steps, shapes)
@@ -57,28 +57,37 @@ def make_trainer(config, vocab: int, mesh: Mesh) -> Trainer:
         return State(params, tx.init(params), jnp.zeros((), jnp.int32))
 
     def loss_fn(params, batch):
-        logits_BxTxV = nnx.merge(graphdef, params)(batch["tokens_BxT"])
-        return jnp.mean(token_nats(logits_BxTxV, batch["targets_BxT"]))
+        """What is minimised, and what is reported: the loss alone, and the means of the layers' statistics."""
+        model = nnx.merge(graphdef, params)
+        logits_BxTxV, statistics = model.with_statistics(batch["tokens_BxT"])
+        loss = jnp.mean(token_nats(logits_BxTxV, batch["targets_BxT"]))
+        return loss + model.auxiliary_loss(statistics), {"loss": loss} | jax.tree.map(jnp.mean, statistics)
 
-    def loss_and_grads(params, batch):
+    def metrics_and_grads(params, batch):
         parts = config.optim.accumulate
+        of_part = jax.value_and_grad(loss_fn, has_aux=True)
+
+        def part_metrics_and_grads(params, part):
+            (_, metrics), grads = of_part(params, part)
+            return metrics, grads
+
         if parts == 1:
-            return jax.value_and_grad(loss_fn)(params, batch)
+            return part_metrics_and_grads(params, batch)
         # Every part takes rows from all over the batch, so that each device keeps the rows that it holds.
         split = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, parts, *x.shape[1:]), 0, 1), batch)
 
         def add(total, part):
-            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_fn)(params, part)), None
+            return jax.tree.map(jnp.add, total, part_metrics_and_grads(params, part)), None
 
-        zeros = jax.tree.map(jnp.zeros_like, (jnp.float32(0), params))
-        total, _ = jax.lax.scan(add, zeros, split)
+        one_part = jax.tree.map(lambda x: x[0], split)
+        shapes = jax.eval_shape(part_metrics_and_grads, params, one_part)
+        total, _ = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), split)
         return jax.tree.map(lambda x: x / parts, total)
 
     def step(state: State, batch):
-        loss, grads = loss_and_grads(state.params, batch)
+        metrics, grads = metrics_and_grads(state.params, batch)
         squares = jax.tree.map(lambda g: jnp.sum(jnp.square(g.astype(jnp.float32))), grads)
-        metrics = {
-            "loss": loss,
+        metrics |= {
             "grad_norm": jnp.sqrt(sum(jax.tree.leaves(squares))),
             "lr": rate(state.step),
             "squares": jax.tree.leaves(squares),

@@ -8,17 +8,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from grlab.ops import streams as ops
+from tests import rows
 
 EXACT = 1e-5  # of rounding in another order of sums
 
 
 def sublayers(model):
     """The attention and the FFN of each layer in turn, as functions [B, T, D] -> [B, T, D]."""
-    graphdef, stacked = nnx.split(model.layers)
+    graphdef, stacked = nnx.split(rows.layers(model))
     for i in range(jax.tree.leaves(stacked)[0].shape[0]):
         layer = nnx.merge(graphdef, jax.tree.map(lambda p, i=i: p[i], stacked))
-        yield layer.attention
-        yield layer.ffn
+        for sublayer in (layer.attention, layer.ffn):
+            yield lambda x_BxTxD, sublayer=sublayer: sublayer(x_BxTxD)[0]
 
 
 def embed(model, tokens_BxT):

@@ -79,7 +79,8 @@ def test_full_attention_residuals_are_blocks_of_one():
 
     @jax.jit
     def full(tokens_BxT):
-        sites = [one.layers.attention_site.attend.q[...], one.layers.ffn_site.attend.q[...]]
+        layer = rows.layers(one)
+        sites = [layer.attention_site.attend.q[...], layer.ffn_site.attend.q[...]]
         queries = [*jnp.stack(sites, axis=1).reshape(4, -1), one.residual.final.q[...]]
         sources = [starts.embed(one, tokens_BxT)]
         for sublayer, q in zip([*starts.sublayers(one), lambda x: x @ one.head[...]], queries, strict=True):
@@ -106,7 +107,7 @@ def test_deepnorm_variances_at_init():
     shape = ["width=256", "heads=8", "kv_heads=8", "head_dim=32", "ffn=512", f"layers={layers}"]
     config = rows.tiny("deepnorm", *(f"model.{s}" for s in shape))
     system = residual.build(config.residual, width=d, layers=layers, key=KEY)
-    layer = Layer(config.model, system, 0, KEY)
+    layer = Layer(config.model, system, "attention", 0, KEY)
     beta = (8 * layers) ** -0.25
     for module, name, fans, gain in (
         (layer.attention, "query", 2 * d, 1.0), (layer.attention, "key", 2 * d, 1.0),
@@ -115,7 +116,7 @@ def test_deepnorm_variances_at_init():
     ):  # fmt: skip
         assert float(jnp.std(getattr(module, name)[...])) == pytest.approx(gain * (2 / fans) ** 0.5, rel=0.02), name
     x_BxTxD = jnp.repeat(jax.random.normal(KEY, (64, 1, d)), 4, axis=1)
-    y_BxTxD = layer.attention(x_BxTxD)
+    y_BxTxD, _ = layer.attention(x_BxTxD)
     assert float(jnp.var(y_BxTxD)) == pytest.approx(beta**4, rel=0.05)
     layer.attention.query[...] *= 10
-    np.testing.assert_allclose(layer.attention(x_BxTxD), y_BxTxD, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(layer.attention(x_BxTxD)[0], y_BxTxD, rtol=1e-4, atol=1e-5)

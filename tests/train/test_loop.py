@@ -223,7 +223,7 @@ def test_divergence_stops_the_run(tiny, tmp_path):
         loop.train(config, run)
 
 
-@pytest.mark.parametrize("bad", ["layers.ffn.up", "head"])
+@pytest.mark.parametrize("bad", ["stacks.0.layers.0.ffn.up", "head"])
 def test_the_first_bad_gradient_is_named(bad, tiny, tmp_path, monkeypatch, capsys):
     """One parameter's gradient is not finite: the command fails with status 1 and says which."""
     record = loop.Run.record

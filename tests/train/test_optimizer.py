@@ -24,7 +24,7 @@ def test_groups(row):
     config = rows.tiny(row)
     params = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: rows.build(config))))
     for path, variable in params:
-        sublayer = path[:2] in (("layers", "attention"), ("layers", "ffn")) and path[-1] in MATRICES
+        sublayer = path[-1] in MATRICES and path[-2] in ("attention", "ffn")
         config.optim.name = "adamw"
         assert optimizer.group(config.optim, variable) == ("fixed" if isinstance(variable, Fixed) else "adamw")
         config.optim.name = "muon"
