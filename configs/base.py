@@ -70,6 +70,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     n.size = 3  # of the longest n-gram
     n.heads = 8  # hashes of each size from 2 on
     n.rows = 10_000  # about, of the table of a hash: the next primes
+    n.multiple = 128  # the rows of all tables together are filled up to a multiple of this
     n.width = 64  # channels looked up, of all hashes together
     n.conv = 4  # taps of its convolution
     n.seed = 1234  # of the hashes

@@ -296,7 +296,7 @@ def _check_ngram(config) -> list[int]:
         remedy = f"layers from 1 to {config.layers} in order, separated by commas; none: ''"
         raise errors.UsageError("model.ngram.layers", ngram.layers, remedy)
     if layers:
-        for name in ("heads", "width", "rows", "conv"):
+        for name in ("heads", "width", "rows", "multiple", "conv"):
             errors.positive(f"model.ngram.{name}", ngram[name])
         if ngram.size < 2:
             raise errors.UsageError("model.ngram.size", ngram.size, "at least 2: an n-gram of one is a token")

@@ -15,8 +15,6 @@ from grlab.layers.gated_delta_net import short_convolution
 from grlab.ops import streams as ops
 from grlab.params import constant, normal
 
-ROUNDED_TO = 128  # rows of a table
-
 
 class NGramEmbedding(nnx.Module):
     """Added to each stream R_i:
@@ -34,7 +32,7 @@ class NGramEmbedding(nnx.Module):
         self.rows = table_rows(ngram, index)
         self.multipliers = multipliers(vocab, ngram.size, index, ngram.seed)
         heads = len(self.rows)
-        rows = -(-sum(self.rows) // ROUNDED_TO) * ROUNDED_TO
+        rows = -(-sum(self.rows) // ngram.multiple) * ngram.multiple
         e = ngram.width
         # Without weight decay, which would wear off the rows that are seldom looked up (report, section 3.1).
         self.table = normal(
