@@ -113,7 +113,8 @@ SCALES = {
     },
     # The scale of the report's ablations: "28-layer 25B-A3B MoE based on the Qwen3.5 architecture" (section 2.1.1),
     # here with the shapes of Qwen3.5-35B-A3B (transformers' defaults of qwen3_5_moe) at 28 layers. 560 B tokens as in
-    # Table 5. Its batch and rate are not published: those of the Qwen3.5 recipe in Table 10, which is of a 156B-A7B, stand in.
+    # Table 5. Its batch and rate are not published: those of the Qwen3.5 recipe in Table 10, which is of a 156B-A7B,
+    # stand in.
     "25b_a3b": {
         "steps": 133_514,
         "batch_size": 1024,

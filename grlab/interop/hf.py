@@ -1,8 +1,8 @@
-"""Models of Hugging Face checkpoints: `qwen4_exp` (Qwen3.8-Flash-Next) whole, its and `deepseek_v4`'s residual parts alone.
+"""Hugging Face checkpoints: `qwen4_exp` (Qwen3.8-Flash-Next), whole or its residual part, and `deepseek_v4`'s alone.
 
-Which tensor is which parameter stands here once, for both directions: each tensor of a checkpoint is cut into views that
-have the shapes of our parameters; importing copies the views, exporting fills them. The zero-centred convention of norms
-is theirs and ours alike, but for DeepSeek's, whose weights are the scale itself.
+Which tensor is which parameter stands here once, for both directions: each tensor of a checkpoint is cut into views
+that have the shapes of our parameters; importing copies the views, exporting fills them. The zero-centred convention of
+norms is theirs and ours alike, but for DeepSeek's, whose weights are the scale itself.
 """
 
 import dataclasses
@@ -54,8 +54,8 @@ def heads_first(t: np.ndarray, heads: int) -> np.ndarray:
 def read_config(folder: TensorFolder, overrides: Sequence[str] = ()) -> tuple[ConfigDict, int, int]:
     """(our config, the vocabulary, the separator) of a `qwen4_exp` checkpoint.
 
-    What its config.json does not say is configs/gr.py's at the scale flash_next, with `overrides`. Raises UsageError for
-    what is not a `qwen4_exp` and for settings that our model does not have.
+    What its config.json does not say is configs/gr.py's at the scale flash_next, with `overrides`. Raises UsageError
+    for what is not a `qwen4_exp` and for settings that our model does not have.
     """
     theirs = folder.config.get("text_config", folder.config)
     field = str(folder.path / "config.json")
@@ -416,8 +416,9 @@ class _Filler:
         wanted = tuple(slice(*s.indices(size)) for s, size in zip(wanted, shape, strict=True))
         out = np.empty([s.stop - s.start for s in wanted], np.float32)
         for index, tensor, number in self._sources[path]:
-            box = [slice(i, i + 1) if isinstance(i, int) else slice(*i.indices(n)) for i, n in zip(index, shape)]
-            box += [slice(0, n) for n in shape[len(box) :]]
+            box = [slice(i, i + 1) if isinstance(i, int) else i for i in index]
+            box += [slice(None)] * (len(shape) - len(box))
+            box = [slice(*s.indices(size)) for s, size in zip(box, shape, strict=True)]
             both = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(box, wanted, strict=True)]
             if all(s.start < s.stop for s in both):
                 view = tensor.views(self._folder.read(tensor.name))[number]
@@ -450,8 +451,9 @@ def import_model(
 ) -> tuple[ConfigDict, Decoder]:
     """(the config, the model) of a `qwen4_exp` checkpoint, float32, on `mesh` by the config's rules if one is given.
 
-    `overrides` are of what its config.json does not say, such as "model.compute_dtype=float32". A parameter, or of one that is split over devices each part, is read when its turn comes. Raises one UsageError that
-    lists the tensors that are unknown, missing or mis-shaped.
+    `overrides` are of what its config.json does not say, such as "model.compute_dtype=float32". A parameter, or each
+    part of one that is split over devices, is read when its turn comes. Raises one UsageError that lists the tensors
+    that are unknown, missing or mis-shaped.
     """
     folder = TensorFolder(path)
     config, vocab, separator = read_config(folder, overrides)

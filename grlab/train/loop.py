@@ -21,7 +21,7 @@ from grlab import parallel
 from grlab.data import batches as data
 from grlab.data import corpus as corpora
 from grlab.errors import RunFailed, UsageError
-from grlab.params import count
+from grlab.params import count, count_active
 from grlab.train import flops
 from grlab.train.checkpoint import Checkpoints
 from grlab.train.evaluation import Evaluation
@@ -29,7 +29,7 @@ from grlab.train.metrics import MetricsFile, Progress, Wandb
 from grlab.train.optimizer import describe_groups
 from grlab.train.rundir import RunDir
 from grlab.train.signals import Stopped, StopSignal
-from grlab.train.step import State, first_bad, make_trainer, param_names
+from grlab.train.step import STEP_METRICS, State, first_bad, make_trainer, param_names
 
 
 class Clock:
@@ -61,7 +61,7 @@ class Run:
         self.mesh = mesh
         self.corpus = corpora.load(config.data)
         vocab = _vocab(config.model.vocab, self.corpus)
-        self.trainer = make_trainer(config, vocab, mesh)
+        self.trainer = make_trainer(config, vocab, mesh, self.corpus.separator)
         self.batches = data.train_batches(
             self.corpus.train, seq_len=config.seq_len, batch_size=config.batch_size, seed=config.seed
         )
@@ -87,7 +87,7 @@ class Run:
         self.progress = Progress(self.label, self.step, config.steps)
         self.waiting: tuple[int, dict] | None = None
         self.names = param_names(self.state.params)
-        self.n_params = count(self.state.params)
+        self.n_params, self.n_active = count(self.state.params), count_active(self.state.params)
 
     def say(self, text: str) -> None:
         self.progress.say(f"{self.label}: {text}")
@@ -96,7 +96,8 @@ class Run:
         """Prints what is about to run."""
         c, corpus, shape = self.config, self.corpus, dict(self.mesh.shape)
         self.progress.say(describe_groups(self.config.optim, self.state.params))
-        self.say(f"{self.n_params:,} parameters, residual {dict(c.residual)}")
+        active = f" ({self.n_active:,} of them for a token)" if self.n_active < self.n_params else ""
+        self.say(f"{self.n_params:,} parameters{active}, residual {dict(c.residual)}")
         text = f"corpus {corpus.name} ({corpus.fingerprint[:12]}), {len(corpus.train):,} training tokens"
         self.say(f"{text}, mesh {shape}")
         resumed = f", resumed at {self.step}" if self.step else ""
@@ -155,9 +156,9 @@ class Run:
         loss, grad_norm = float(got["loss"]), float(got["grad_norm"])
         finite = np.isfinite(loss) and np.isfinite(grad_norm)
         if step % self.config.log.every == 0 or not finite:
-            self.write(
-                step, loss=loss, grad_norm=grad_norm, lr=float(got["lr"]), tokens_per_s=self.tokens_a_step / seconds
-            )
+            of_layers = {name: float(value) for name, value in got.items() if name not in STEP_METRICS}
+            speed = self.tokens_a_step / seconds
+            self.write(step, loss=loss, grad_norm=grad_norm, lr=float(got["lr"]), tokens_per_s=speed, **of_layers)
         if not finite:
             # The loss of update s is that of the parameters of step s − 1.
             what = f"loss or gradient not finite at step {step}; first bad gradient: "
@@ -209,6 +210,7 @@ class Run:
             "step": self.step,
             "tokens": self.step * self.tokens_a_step,
             "params": self.n_params,
+            "active_params": self.n_active,
             "seconds": {kind: round(s, 2) for kind, s in self.clock.seconds.items()},
         }
 

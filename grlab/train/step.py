@@ -15,6 +15,9 @@ from grlab.model import Decoder, token_nats
 from grlab.params import fold
 from grlab.train import optimizer
 
+# What every step reports; it adds the means of the layers' statistics, such as a router's.
+STEP_METRICS = ("loss", "grad_norm", "lr", "squares")
+
 
 class State(NamedTuple):
     """All that an update changes."""
