@@ -1,8 +1,9 @@
-"""The one door: train a run, sweep an experiment, print its table.
+"""The one door: train a run, sweep an experiment, print its table, look into a model.
 
     python launch.py train --config=configs/gr.py:cpu --workdir=runs/gr-0 --config.optim.lr=3e-3
     python launch.py sweep --experiment=experiments/table5.py --scale=cpu --seeds=3 --runs=runs/table5
     python launch.py table --experiment=experiments/table5.py --runs=runs/table5 --out=experiments/results/table5_cpu
+    python launch.py analyze --hf=DIR
 
 Exit status: 0 done; 1 a run failed or diverged, or a sweep was stopped; 2 the command was wrong; 128 + n a run was
 stopped by signal n, its state saved.
@@ -67,6 +68,16 @@ def table(args, rest: list[str]) -> int:
     return 0
 
 
+def analyze(args, rest: list[str]) -> int:
+    """Prints the weights of a public checkpoint's residual connections by depth; reads no other tensor of it."""
+    _no_more(rest)
+    from grlab.analysis import gates
+
+    with _reader_may_leave():
+        print(gates.of_checkpoint(args.hf))
+    return 0
+
+
 @contextlib.contextmanager
 def _reader_may_leave():
     """Around a command that only prints: `| head` may close the pipe, and nothing is lost by it."""
@@ -81,6 +92,7 @@ COMMANDS = {
     "train": (train, "--config=configs/gr.py:demo --workdir=runs/gr-0 --config.optim.lr=3e-3"),
     "sweep": (sweep, "--experiment=experiments/table5.py --scale=cpu --seeds=3 --runs=runs/table5"),
     "table": (table, "--experiment=experiments/table5.py --runs=runs/table5 --out=out"),
+    "analyze": (analyze, "--hf=DIR"),
 }
 
 
@@ -95,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
         if name == "train":
             command.add_argument("--config", required=True, metavar="FILE[:SCALE]", help="a row and its scale")
             command.add_argument("--workdir", required=True, metavar="DIR", help="the run directory; resumed if there")
+        elif name == "analyze":
+            command.add_argument("--hf", required=True, metavar="DIR", help="a qwen4_exp or deepseek_v4 checkpoint")
         else:
             command.add_argument("--experiment", required=True, metavar="FILE", help="the rows and published figures")
             command.add_argument("--runs", required=True, metavar="DIR", help="where the run directories are")
@@ -107,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "table":
             command.add_argument("--out", metavar="DIR", help="write the table, figure and records here")
             command.add_argument("--baseline", metavar="ROW", help="compare with this row, not the experiment's own")
-        if name != "table":
+        if name in ("train", "sweep"):
             command.add_argument_group("fields").add_argument(
                 "--config.FIELD", dest="_", metavar="VALUE", help="override a field, such as --config.steps=100"
             )
@@ -132,7 +146,7 @@ def _overrides(rest: list[str]) -> list[str]:
 
 def _no_more(rest: list[str]) -> None:
     if rest:
-        known = "config workdir experiment scale seeds jobs runs on dry_run out baseline".split()
+        known = "config workdir experiment scale seeds jobs runs on dry_run out baseline hf".split()
         raise unknown("argument", rest[0].partition("=")[0], [f"--{name}" for name in known])
 
 

@@ -8,7 +8,7 @@ norms is theirs and ours alike, but for DeepSeek's, whose weights are the scale 
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -568,11 +568,10 @@ def import_residual(path: str | Path) -> ResidualPart:
 
 def deepseek_residual(folder: TensorFolder, layers: int, d: int, n: int) -> Iterator[Tensor]:
     """mHC's maps of each site with the norm after them, and the head with the final norm."""
-    sizes = np.cumsum([n, 2 * n])
     prefix = "" if "norm.weight" in folder.shapes else "model."
 
     def cut(t):
-        return np.split(t, sizes)
+        return np.split(t, [n, 2 * n])
 
     for k in range(2 * layers):
         block = "ffn" if k % 2 else "attn"
@@ -606,10 +605,3 @@ def deepseek_residual(folder: TensorFolder, layers: int, d: int, n: int) -> Iter
     ):
         yield Tensor(head + theirs, shape, ((("residual", leaf), ()),), view)
     yield Tensor(f"{prefix}norm.weight", (d,), ((("residual", "final_norm", "gain"), ()),), lambda t: [t])
-
-
-def sites_of(part: ResidualPart) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
-    """("12 mixer", its parameters by name) of each site in order."""
-    for k, site in enumerate(part.sites):
-        flat = nnx.to_flat_state(nnx.state(site))
-        yield f"{k // 2} {'ffn' if k % 2 else 'mixer'}", {".".join(p): np.asarray(v.get_value()) for p, v in flat}

@@ -48,8 +48,10 @@ class TensorFolder:
     def _json(self, name: str) -> dict:
         try:
             return json.loads((self.path / name).read_text())
-        except (OSError, ValueError) as e:
-            raise UsageError("--hf", str(self.path), f"needs a {name} ({first_line(e)})") from e
+        except OSError:
+            raise UsageError("--hf", str(self.path), f"is no checkpoint: there is no {name}") from None
+        except ValueError as e:
+            raise UsageError("--hf", str(self.path), f"{name} is not JSON ({first_line(e)})") from None
 
 
 def check(folder: TensorFolder, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:

@@ -1,0 +1,1 @@
+"""What the residual connections of a trained model do."""
