@@ -12,12 +12,15 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
+from configs.scales import SCALES
 from grlab import config as configs
 from grlab import residual
 from grlab.experiment import load
 from grlab.model import Decoder
 from grlab.params import Fixed, fold
 
+# The overrides that make `tiny` the scale tiny_hybrid: every kind of layer at work.
+HYBRID = tuple(f"{field}={str(value).lower()}" for field, value in configs.flatten(SCALES["tiny_hybrid"]).items())
 ROWS = sorted(p.stem for p in (configs.ROOT / "configs").glob("*.py") if p.stem not in ("base", "scales"))
 TABLE5 = ("prenorm", "mhc_static", "mhc", "gr")
 

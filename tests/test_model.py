@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from grlab import residual
+from grlab import parallel, residual
 from grlab.errors import UsageError
-from grlab.model import Context, Decoder, Layer, token_nats
+from grlab.layers.ngram import NGramEmbedding
+from grlab.model import Context, Decoder, Layer, runs, token_nats
 from grlab.params import fold
+from grlab.train.step import make_trainer
 from tests import rows
 
 FLOAT8 = ("residual.stream_dtype=float8_e4m3fn",)
@@ -26,7 +28,9 @@ def value_and_grads(model, tokens_BxT):
     graphdef, params = nnx.split(model)
 
     def loss(params):
-        return jnp.mean(token_nats(nnx.merge(graphdef, params)(tokens_BxT), tokens_BxT))
+        model = nnx.merge(graphdef, params)
+        logits_BxTxV, statistics = model.with_statistics(tokens_BxT)
+        return jnp.mean(token_nats(logits_BxTxV, tokens_BxT)) + model.auxiliary_loss(statistics)
 
     return jax.jit(jax.value_and_grad(loss))(params)
 
@@ -36,22 +40,31 @@ def jaxpr_of_gradient(model, tokens_BxT) -> str:
     return str(jax.make_jaxpr(jax.grad(lambda p: jnp.sum(nnx.merge(graphdef, p)(tokens_BxT))))(params))
 
 
-@pytest.mark.parametrize("row", rows.ROWS)
-def test_scan_equals_a_loop_of_layers(row):
+MIXED = [(row, rows.HYBRID) for row in ("prenorm", "gr", "scalars", "attnres")]  # around every kind of layer
+
+
+@pytest.mark.parametrize("row, more", [(row, ("model.layers=3",)) for row in rows.ROWS] + MIXED, ids=str)
+def test_scan_equals_a_loop_of_layers(row, more):
     """The scan over stacked layers gives what the same layers, built one by one with a plain index, give in turn."""
-    config = rows.tiny(row, "model.layers=3")
+    config = rows.tiny(row, *more)
     model = rows.decoder(config)
     tokens_BxT = rows.tokens()
+    documents_BxT = jnp.cumsum(tokens_BxT == 0, axis=1) if config.model.separate_documents else None
     key = fold(fold(jax.random.key(config.seed), "params"), "layers")
     stream = model.residual.expand(model.embedding[...][tokens_BxT])
-    for i in range(3):
-        layer = Layer(config.model, model.residual, "attention", i, jax.random.fold_in(key, i))
-        stream, _ = layer(stream, Context(tokens_BxT, None), model.residual)
+    pattern = config.model.pattern.split(",")
+    for i in range(config.model.layers):
+        ngram = None
+        if str(i + 1) == config.model.ngram.layers:
+            ngram = lambda k: NGramEmbedding(config.model, 256, model.residual.n_streams, 0, 0, jnp.float32, k)  # noqa: E731
+        layer_key = jax.random.fold_in(key, i)
+        layer = Layer(config.model, model.residual, pattern[i % len(pattern)], i, layer_key, ngram)
+        stream, _ = layer(stream, Context(tokens_BxT, documents_BxT), model.residual)
     logits = model.residual.collapse(stream) @ model.head[...]
     np.testing.assert_allclose(model(tokens_BxT), logits, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("row, switches", [(row, ()) for row in rows.OF_EACH_KIND] + PATHS, ids=str)
+@pytest.mark.parametrize("row, switches", [(row, ()) for row in rows.OF_EACH_KIND] + PATHS + MIXED, ids=str)
 def test_paths_are_one_function(row, switches):
     """Unrolled, or with each remat policy: the same loss and gradients, with streams apart and maps at work."""
     tokens_BxT = rows.tokens()
@@ -153,10 +166,10 @@ def test_layers_seeds_and_names_draw_different_values():
     assert float(jnp.abs(ffn["gate"].get_value() - ffn["up"].get_value()).max()) > 0
 
 
-@pytest.mark.parametrize("row", rows.ROWS)
-def test_causal(row):
+@pytest.mark.parametrize("row, more", [(row, ()) for row in rows.ROWS] + MIXED, ids=str)
+def test_causal(row, more):
     """A changed token changes no earlier logits, and does change its own."""
-    model = rows.decoder(rows.tiny(row))
+    model = rows.decoder(rows.tiny(row, *more))
     tokens_BxT = rows.tokens()
     changed = tokens_BxT.copy()
     changed[:, 12] = (changed[:, 12] + 1) % 256
@@ -173,6 +186,64 @@ def test_bf16_compute_stays_near_float32(row):
     assert b.dtype == jnp.float32
     error = jnp.sqrt(jnp.mean((a - b) ** 2) / jnp.mean(a**2))
     assert 0 < float(error) < 0.03
+
+
+@pytest.mark.parametrize("row, more", MIXED, ids=str)
+def test_documents_are_apart(row, more):
+    """With separate_documents a document's logits are those it has alone, whatever it is packed with; without, not."""
+    packed_BxT = rows.tokens(1, 40) % 255 + 1
+    packed_BxT[0, [0, 13, 30]] = 0
+    for apart in (True, False):
+        model = rows.decoder(rows.tiny(row, *more, f"model.separate_documents={str(apart).lower()}"))
+        rows.randomise(model, 0.1)
+        logits, alone = model(packed_BxT)[:, 13:30], model(packed_BxT[:, 13:30])
+        assert (float(jnp.abs(logits - alone).max()) < 1e-4 * float(jnp.abs(alone).max())) is apart
+
+
+@pytest.mark.parametrize("row", rows.OF_EACH_KIND)
+def test_every_parameter_of_the_layers_learns(row):
+    """At step 0 every parameter of every sublayer has a gradient, around any residual system.
+
+    But for the gain before a convolution that starts at zero, and where sublayers start at zero themselves (ReZero).
+    """
+    model = rows.decoder(rows.tiny(row, *rows.HYBRID))
+    _, grads = value_and_grads(model, rows.tokens(4, 32))
+    silent = set()
+    for path, g in nnx.to_flat_state(grads):
+        g = np.asarray(g.get_value())
+        if not any(str(part).endswith("_site") or part == "residual" for part in path):
+            apart = g.reshape(g.shape[0] if path[0] == "stacks" else 1, -1)
+            silent |= {path[-1]} if np.any(np.abs(apart).max(axis=1) == 0) else set()
+    assert silent == ({"conv_gain"} if row != "rezero" else silent)
+
+
+def test_statistics_are_of_each_layer_and_their_losses_are_weighted():
+    """One balance a mixture of experts and one divergence a sparse attention; the loss beside the loss is their mean,
+    weighted, and the training step reports the loss without it."""
+    config = rows.tiny("gr", *rows.HYBRID, "model.moe.balance=0.5", "model.qsa.loss=2.0")
+    model = rows.decoder(config)
+    tokens_BxT = rows.tokens(4, 32)
+    logits_BxTxV, found = model.with_statistics(tokens_BxT)
+    assert {name: v.shape for name, v in found.items()} == {
+        "balance": (4,), "router_entropy": (4,), "busiest_expert": (4,), "index_kl": (2,)
+    }  # fmt: skip
+    weighted = 0.5 * found["balance"].mean() + 2.0 * found["index_kl"].mean()
+    np.testing.assert_allclose(model.auxiliary_loss(found), weighted, rtol=1e-6)
+    assert rows.decoder(rows.tiny("gr")).auxiliary_loss({}) == 0
+
+    trainer = make_trainer(config, 256, parallel.make_mesh(config.mesh))
+    batch = {"tokens_BxT": tokens_BxT, "targets_BxT": tokens_BxT}
+    _, got = trainer.step(trainer.init(), batch)
+    np.testing.assert_allclose(got["loss"], jnp.mean(token_nats(logits_BxTxV, tokens_BxT)), rtol=1e-5)
+    np.testing.assert_allclose(got["balance"], found["balance"].mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("layers", "pattern", "alone", "expected"), [
+    (6, 1, [], [(0, 6)]), (8, 4, [], [(0, 2)]), (12, 4, [1], [(0, 1), (4, 2)]), (4, 1, [1], [(0, 1), (1, 1), (2, 2)]),
+    (6, 2, [2, 3], [(0, 1), (2, 1), (4, 1)]), (4, 4, [0, 3], [(0, 1)]),
+])  # fmt: skip
+def test_a_period_with_ngrams_is_a_stack_of_its_own(layers, pattern, alone, expected):
+    assert runs(layers, pattern, alone) == expected
 
 
 @pytest.mark.parametrize("init, factor", [("times_sqrt_n", 2.0), ("over_sqrt_n", 0.5)])
@@ -203,10 +274,23 @@ def test_grouped_queries_share_their_key_head():
         ("model.head_dim=7", "model.head_dim=7: must be even"),
         ("model.remat=ful", "model.remat='ful': did you mean 'full'?"),
         ("model.compute_dtype=float16", "model.compute_dtype='float16'"),
+        ("model.pattern=gdn,atention", "model.pattern='atention': did you mean 'attention'?"),
+        ("model.pattern=gdn,gdn,attention", "model.layers=2: must be a multiple of the 3 layers of model.pattern="),
+        ("model.rope_fraction=0.2", "model.rope_fraction=0.2: must be even"),
+        ("model.rope_fraction=1.5", "model.rope_fraction=1.5: must be"),
+        ("model.ngram.layers=3", "model.ngram.layers='3': layers from 1 to 2 in order"),
+        ("model.ngram.layers=second", "model.ngram.layers='second': layers from 1 to 2 in order"),
+        ("model.ngram.layers=1 model.ngram.width=63", "model.ngram.width=63: must be a multiple of the 16 heads"),
+        ("model.ngram.layers=1 model.ngram.size=1", "model.ngram.size=1: at least 2"),
+        ("model.pattern=gdn model.gdn.value_heads=3", "model.gdn.value_heads=3: must be a multiple of 2"),
+        ("model.pattern=gdn model.gdn.chunk=48", "model.gdn.chunk=48: must be a power of two"),
+        ("model.pattern=qsa model.qsa.budget=6", "model.qsa.budget=6: must be a multiple of model.qsa.block=4"),
+        ("model.pattern=qsa model.qsa.head_dim=4", "model.qsa.head_dim=4: RoPE turns 8 channels"),
+        ("model.moe.experts=2 model.moe.top_k=3", "model.moe.top_k=3: at most model.moe.experts=2"),
     ],
 )
 def test_wrong_models_are_one_line(override, line):
-    config = rows.tiny("prenorm", override)
+    config = rows.tiny("prenorm", *override.split())
     with pytest.raises(UsageError) as e:
         Decoder(config.model, config.residual, 256, jax.random.key(0))
     assert line in str(e.value)

@@ -33,10 +33,14 @@ def launch(workdir, config_file, devices: bool):
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("row, more", [("gr", ()), ("mhc", ()), ("attnres", ("optim.name=muon",))], ids=str)
+HYBRID = (*rows.HYBRID, "mesh.tensor=1", "mesh.expert=2")
+CASES = [("gr", ()), ("mhc", ()), ("attnres", ("optim.name=muon",)), ("gr", HYBRID)]
+
+
+@pytest.mark.parametrize("row, more", CASES, ids=str)
 def test_eight_devices_train_as_one_and_checkpoints_go_from_one_to_the_other(row, more, tmp_path):
-    """data 2 × fsdp 2 × tensor 2: the same losses within 1e-5; a checkpoint of 8 devices goes on on one, and one of
-    one device on 8."""
+    """data 2 × fsdp 2 × tensor 2 (with experts: expert 2): the same losses within 1e-5; a checkpoint of 8 devices goes
+    on on one, and one of one device on 8."""
     data = ["data.name=folder", f"data.path={rows.data_path(tmp_path)}", "data.glob=*.py", "data.heldout=0.2"]
     data += [
         f"data.dir={tmp_path / 'prepared'}",
@@ -45,13 +49,13 @@ def test_eight_devices_train_as_one_and_checkpoints_go_from_one_to_the_other(row
         "eval.batch_size=8",
         *more,
     ]
-    eight = rows.tiny(row, *data, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    eight = rows.tiny(row, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", *data)
     (tmp_path / "eight.json").write_text(json.dumps(eight.to_dict()))
     done = launch(tmp_path / "eight", tmp_path / "eight.json", devices=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads((tmp_path / "eight" / "provenance.json").read_text())["device_count"] == 8
 
-    one = rows.tiny(row, *data)
+    one = rows.tiny(row, *data, "mesh.expert=1")
     loop.train(one, tmp_path / "one")
 
     def losses(name):

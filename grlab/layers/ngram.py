@@ -46,7 +46,7 @@ class NGramEmbedding(nnx.Module):
 
     def __call__(self, streams_BxTxNxD: jax.Array, tokens_BxT: jax.Array, documents_BxT=None) -> jax.Array:
         """What is added to the streams: [B, T, N, D] in float32."""
-        rows_BxTxW = hashed_rows(tokens_BxT, self.separator, self.multipliers, self.rows)
+        rows_BxTxW = hashed_rows(tokens_BxT, self.separator, self.multipliers, self.rows, documents_BxT)
         e_BxTxE = self.table[...][rows_BxTxW].reshape(*tokens_BxT.shape, -1)
         key_BxTxND = ops.project(e_BxTxE, self.key[...], self.dtype)
         key_BxTxNxD = ops.rms_norm(key_BxTxND.reshape(streams_BxTxNxD.shape), self.key_gain[...], self.eps)
@@ -85,11 +85,14 @@ def multipliers(vocab: int, size: int, index: int, seed: int) -> tuple[int, ...]
     return tuple(out)
 
 
-def hashed_rows(tokens_BxT, separator: int, multipliers: tuple[int, ...], rows: tuple[int, ...]) -> jax.Array:
+def hashed_rows(
+    tokens_BxT, separator: int, multipliers: tuple[int, ...], rows: tuple[int, ...], documents_BxT=None
+) -> jax.Array:
     """The row of the joint table that each head looks up: [B, T, W] int32, the heads of 2-grams first.
 
     An n-gram's hash is the exclusive or of token · multiplier over its places, in 64 bits, modulo the head's rows. A
-    separator, and the start, end an n-gram: what lies before is taken as separators.
+    separator, and the start, end an n-gram: what lies before is taken as separators. The separator itself still looks
+    back, unless `documents_BxT` has it begin a document.
     """
     t = tokens_BxT.shape[1]
     size = len(multipliers)
@@ -102,7 +105,10 @@ def hashed_rows(tokens_BxT, separator: int, multipliers: tuple[int, ...], rows: 
     found = []
     for back in range(1, size):
         earlier_BxT = jnp.pad(tokens_BxT[:, : max(t - back, 0)], ((0, 0), (min(back, t), 0)))
-        earlier_BxT = jnp.where(token_T - back > ended_BxT, earlier_BxT, separator)
+        known_BxT = token_T - back > ended_BxT
+        if documents_BxT is not None:
+            known_BxT &= documents_BxT == jnp.pad(documents_BxT[:, : max(t - back, 0)], ((0, 0), (min(back, t), 0)))
+        earlier_BxT = jnp.where(known_BxT, earlier_BxT, separator)
         high, low = (a ^ b for a, b in zip((high, low), _times(earlier_BxT, multipliers[back]), strict=True))
         for head in range((back - 1) * heads, back * heads):
             found.append(_modulo(high, low, rows[head]) + offsets[head])

@@ -45,9 +45,11 @@ def kill_after(step, saved, config, tmp_path, workdir):
 
 # What else a checkpoint or a resumed step may hold: Muon's momenta, streams whose rounding is drawn, parts of a batch.
 FLOAT8 = ("residual.stream_dtype=float8_e4m3fn", "optim.name=muon", "optim.accumulate=2", "model.remat=full")
+HYBRID = (*rows.HYBRID, "optim.name=muon", "optim.accumulate=2", "model.remat=full")
+CASES = [(row, ()) for row in rows.OF_EACH_KIND] + [("gr", FLOAT8), ("gr", HYBRID)]
 
 
-@pytest.mark.parametrize("row, more", [(row, ()) for row in rows.OF_EACH_KIND] + [("gr", FLOAT8)], ids=str)
+@pytest.mark.parametrize("row, more", CASES, ids=str)
 def test_killed_run_ends_as_one_that_was_not(row, more, tiny, records, tmp_path):
     """SIGKILL after update 6 of 8, the checkpoint of step 4 behind it: parameters, optimizer and records are equal."""
     config = tiny(row, *more)
