@@ -75,7 +75,7 @@ class Table:
         writer.writerow(
             ["row", "label", "seeds", "status", "loss", "loss_std", "loss_delta", "loss_low", "loss_high", "verdict"]
             + ["bits_per_byte", *names, "average", "average_delta", "average_low", "average_high"]
-            + ["params", "flops_per_token", "speed", "published_loss", "published_average"]
+            + ["params", "active_params", "flops_per_token", "speed", "published_loss", "published_average"]
         )
         for r in self.results:
             mean, std = stats.mean_std(r.loss)
@@ -85,7 +85,7 @@ class Table:
                 + [*_numbers(r.loss_delta), verdict, stats.mean_std(_finals(r.runs, "val_bpb"))[0]]
                 + [stats.mean_std(r.benchmarks.get(name, {}))[0] for name in names]
                 + [stats.mean_std(r.average)[0], *_numbers(r.average_delta)]
-                + [r.value("params"), r.value("flops_per_token"), r.speed]
+                + [r.value("params"), r.value("active_params"), r.value("flops_per_token"), r.speed]
                 + [r.row.published.get("loss"), r.row.published.get("average")]
             )
         return out.getvalue()
@@ -233,12 +233,17 @@ def _benchmark_block(
 
 def _cost_block(experiment: Experiment, results: Sequence[RowResult], marks: Mapping[str, str]) -> Block:
     lines = []
+    fields = ["params"]  # and those of them that a token makes use of, where there are such as it does not
+    if any(r.value("active_params") not in (None, r.value("params")) for r in results):
+        fields.append("active_params")
     for r in results:
-        params, flops = r.value("params"), r.value("flops_per_token")
-        cells = [r.row.label + marks.get(r.row.name, ""), NONE if params is None else f"{params:,}"]
+        flops = r.value("flops_per_token")
+        cells = [r.row.label + marks.get(r.row.name, "")]
+        cells += [NONE if r.value(field) is None else f"{r.value(field):,}" for field in fields]
         cells += [NONE if flops is None else f"{flops / 1e6:,.2f}", NONE if r.speed is None else f"{r.speed:.2f}"]
         lines.append(cells)
-    return Block("Cost", ["row", "parameters", "MFLOP/token", "tokens/s, relative"], lines)
+    header = ["row", "parameters", "for a token"][: 1 + len(fields)] + ["MFLOP/token", "tokens/s, relative"]
+    return Block("Cost", header, lines)
 
 
 _SPIKES = (

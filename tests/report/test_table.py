@@ -1,5 +1,6 @@
 import csv
 import io
+import json
 
 import pytest
 
@@ -176,6 +177,17 @@ def test_csv_and_markdown_hold_every_row(runs):
     assert (rows["mhc"]["verdict"], rows["mhc"]["seeds"], rows["mhc"]["published_loss"]) == ("lower", "0 1 2", "1.594")
     assert (float(rows["mhc"]["copy"]), float(rows["gr"]["speed"])) == pytest.approx((0.71, 0.91))
     assert result.markdown().count("| GR | ") == 3
+
+
+def test_parameters_that_a_token_does_not_use_have_a_column(runs):
+    """Where a row has experts: what a token makes use of beside what there is; a run that does not say has none."""
+    assert "for a token" not in build(runs).markdown()
+    for seed in range(3):
+        file = runs / f"mhc-{seed}" / "final_result.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"params": 3000, "active_params": 1200}))
+    text = build(runs).markdown()
+    assert "| row | parameters | for a token | MFLOP/token |" in text
+    assert "| mHC | 3,000 | 1,200 | 2.00 |" in text and "| GR | 1,000 | - | 2.00 |" in text
 
 
 def test_the_table_is_the_same_from_records_json(runs, tmp_path, capsys):
