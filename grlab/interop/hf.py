@@ -1,17 +1,11 @@
-"""Hugging Face checkpoints: `qwen4_exp` (Qwen3.8-Flash-Next), whole or its residual part, and `deepseek_v4`'s alone.
-
-Which tensor is which parameter stands here once, for both directions: each tensor of a checkpoint is cut into views
-that have the shapes of our parameters; importing copies the views, exporting fills them. The zero-centred convention of
-norms is theirs and ours alike, but for DeepSeek's, whose weights are the scale itself.
-"""
+"""Hugging Face checkpoints: `qwen4_exp` (Qwen3.8-Flash-Next), whole or its residual part, and `deepseek_v4`'s alone."""
 
 import dataclasses
-import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
@@ -19,431 +13,12 @@ from ml_collections import ConfigDict
 
 from grlab import config as configs
 from grlab import parallel, residual
+from grlab.config import differences
 from grlab.errors import UsageError
-from grlab.interop.tensors import TensorFolder, check, write
-from grlab.layers import ngram
+from grlab.interop import deepseek_v4, qwen4_exp
+from grlab.interop.tensors import Parameters, TensorFolder, Where, check, write
 from grlab.model import Decoder
 from grlab.residual.stream import Site
-
-IGNORED = ("mtp.", "model.mtp.", "model.visual.", "visual.")  # parts of public checkpoints that no row has
-Box = tuple[slice, ...]  # a part of one of our parameters
-Path_ = tuple[str | int, ...]  # of a parameter in the model's state
-
-
-@dataclasses.dataclass(frozen=True)
-class Tensor:
-    """One tensor of a checkpoint, and the parts of our parameters that it consists of.
-
-    `views` cuts an array of `shape` into views of the shapes of `parts`, whose index may have whole numbers.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    parts: tuple[tuple[Path_, tuple[int | slice, ...]], ...]
-    views: Callable[[np.ndarray], list[np.ndarray]]
-
-
-def heads_first(t: np.ndarray, heads: int) -> np.ndarray:
-    """torch's [H · C, D] as our [D, H, C]."""
-    return t.reshape(heads, -1, t.shape[-1]).transpose(2, 0, 1)
-
-
-# Public configs.
-
-
-def read_config(folder: TensorFolder, overrides: Sequence[str] = ()) -> tuple[ConfigDict, int, int]:
-    """(our config, the vocabulary, the separator) of a `qwen4_exp` checkpoint.
-
-    What its config.json does not say is configs/gr.py's at the scale flash_next, with `overrides`. Raises UsageError
-    for what is not a `qwen4_exp` and for settings that our model does not have.
-    """
-    theirs = folder.config.get("text_config", folder.config)
-    field = str(folder.path / "config.json")
-    if theirs.get("model_type") not in ("qwen4_exp_text", "qwen4_exp"):
-        raise UsageError(field, theirs.get("model_type"), "model_type must be qwen4_exp_text")
-    rope = theirs.get("rope_parameters") or {}
-    for name, value, only in (
-        ("hidden_act", theirs.get("hidden_act", "silu"), "silu"),
-        ("output_gate_type", theirs.get("output_gate_type") or "silu", "sigmoid"),
-        ("norm_topk_prob", theirs.get("norm_topk_prob", True), True),
-        ("attention_bias", theirs.get("attention_bias", False), False),
-        ("tie_word_embeddings", theirs.get("tie_word_embeddings", False), False),
-        ("rope_type", rope.get("rope_type", "default"), "default"),
-    ):
-        if value != only:
-            raise UsageError(f"{field}: {name}", value, f"this model has {only!r} alone")
-    names = {"linear_attention": "gdn", "full_attention": "qsa", "indexed_attention": "qsa"}
-    mixers = [names[kind] for kind in theirs["layer_types"]]
-    eos = theirs.get("eos_token_id")
-    ngrams = theirs.get("ple_layer_ids") or []
-
-    config = configs.load("configs/gr.py:flash_next", overrides)
-    m = config.model
-    with config.unlocked():
-        m.update(
-            layers=theirs["num_hidden_layers"],
-            width=theirs["hidden_size"],
-            heads=theirs["num_attention_heads"],
-            kv_heads=theirs["num_key_value_heads"],
-            head_dim=theirs["head_dim"],
-            rope_theta=float(rope["rope_theta"]),
-            rope_fraction=float(rope.get("partial_rotary_factor", 1.0)),
-            norm_eps=theirs["rms_norm_eps"],
-            output_gate=True,
-            pattern=",".join(_period(mixers)),
-            separate_documents=False,
-            vocab=theirs["vocab_size"],
-        )
-        m.gdn.update(
-            key_heads=theirs["linear_num_key_heads"],
-            value_heads=theirs["linear_num_value_heads"],
-            key_dim=theirs["linear_key_head_dim"],
-            value_dim=theirs["linear_value_head_dim"],
-            conv=theirs["linear_conv_kernel_dim"],
-        )
-        m.qsa.update(
-            budget=theirs["indexer_budget"],
-            block=theirs["indexer_compress_ratio"],
-            heads=theirs["indexer_n_heads"],
-            head_dim=theirs["indexer_head_dim"],
-        )
-        m.moe.update(
-            experts=theirs["num_experts"],
-            top_k=theirs["num_experts_per_tok"],
-            ffn=theirs["moe_intermediate_size"],
-            shared=theirs["shared_expert_intermediate_size"],
-            balance=theirs.get("router_aux_loss_coef", 0.001),
-        )
-        m.ngram.layers = ",".join(map(str, ngrams))
-        if ngrams:
-            m.ngram.update(
-                size=theirs["ngram_size"],
-                heads=theirs["heads_per_ngram"],
-                rows=theirs["ngram_vocab_size_base"],
-                multiple=theirs["make_ngram_vocab_size_divisible_by"],
-                width=theirs.get("ple_embed_dim") or theirs["hidden_size"],
-                conv=theirs["ple_conv_kernel_size"],
-                seed=theirs["seed"],
-            )
-        config.residual.update(streams=theirs["hc_count"], rank=theirs["hc_lowrank"])
-    separator = eos[0] if isinstance(eos, list) else eos
-    return config, theirs["vocab_size"], 0 if separator is None else separator
-
-
-def _period(mixers: list[str]) -> list[str]:
-    """The shortest pattern that gives the mixers when it is repeated."""
-    for length in range(1, len(mixers) + 1):
-        if len(mixers) % length == 0 and mixers == mixers[:length] * (len(mixers) // length):
-            return mixers[:length]
-    return mixers
-
-
-def public_config(config: ConfigDict, vocab: int, separator: int, ngram_parts: int = 1) -> dict:
-    """The config.json of a checkpoint of our model, as transformers reads it."""
-    m, gr = config.model, config.residual
-    kinds = {"gdn": "linear_attention", "qsa": "indexed_attention"}
-    pattern = m.pattern.split(",")
-    third = round(m.head_dim * m.rope_fraction) // 2 // 3
-    return {
-        "architectures": ["Qwen4ExpForCausalLM"],
-        "model_type": "qwen4_exp_text",
-        "dtype": "float32",
-        "vocab_size": vocab,
-        "hidden_size": m.width,
-        "num_hidden_layers": m.layers,
-        "num_attention_heads": m.heads,
-        "num_key_value_heads": m.kv_heads,
-        "head_dim": m.head_dim,
-        "hidden_act": "silu",
-        "output_gate_type": "sigmoid",
-        "rms_norm_eps": m.norm_eps,
-        "tie_word_embeddings": False,
-        "layer_types": [kinds[mixer] for mixer in pattern] * (m.layers // len(pattern)),
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": m.rope_theta,
-            "partial_rotary_factor": m.rope_fraction,
-            # Of text the three sections turn alike.
-            "mrope_section": [round(m.head_dim * m.rope_fraction) // 2 - 2 * third, third, third],
-            "mrope_interleaved": True,
-        },
-        "linear_num_key_heads": m.gdn.key_heads,
-        "linear_num_value_heads": m.gdn.value_heads,
-        "linear_key_head_dim": m.gdn.key_dim,
-        "linear_value_head_dim": m.gdn.value_dim,
-        "linear_conv_kernel_dim": m.gdn.conv,
-        "indexer_n_heads": m.qsa.heads,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": m.qsa.head_dim,
-        "indexer_budget": m.qsa.budget,
-        "indexer_compress_ratio": m.qsa.block,
-        "num_experts": m.moe.experts,
-        "num_experts_per_tok": m.moe.top_k,
-        "norm_topk_prob": True,
-        "moe_intermediate_size": m.moe.ffn,
-        "shared_expert_intermediate_size": m.moe.shared,
-        "router_aux_loss_coef": m.moe.balance,
-        "hc_count": gr.streams,
-        "hc_lowrank": gr.rank,
-        "eos_token_id": separator,
-        "ple_layer_ids": [int(layer) for layer in m.ngram.layers.split(",") if layer],
-        "ple_embed_dim": m.ngram.width,
-        "ple_conv_kernel_size": m.ngram.conv,
-        "ngram_size": m.ngram.size,
-        "heads_per_ngram": m.ngram.heads,
-        "ngram_vocab_size_base": m.ngram.rows,
-        "make_ngram_vocab_size_divisible_by": m.ngram.multiple,
-        "seed": m.ngram.seed,
-        "split_ngram_parts": ngram_parts,
-    }
-
-
-# Which tensor is which parameter.
-
-
-def gated_residual(name: str, ours: Path_, index: tuple, n: int, d: int, r: int, writes: bool = True) -> list[Tensor]:
-    """A `Qwen4ExpTextGatedResidual`: our GatedSite at `ours`, of which `index` is taken where layers are stacked."""
-
-    def part(leaf):
-        return (((*ours, leaf), index),)
-
-    found = [
-        Tensor(f"{name}.hc_norm.weight", (n * d,), part("gain"), lambda t: [t.reshape(n, d)]),
-        Tensor(f"{name}.input_mix_weight_down.weight", (r, n * d), part("w_down"), lambda t: [t.T]),
-        Tensor(f"{name}.input_mix_weight_up.weight", (n * d, r), part("w_up"), lambda t: [t.T]),
-    ]
-    if writes:
-        found.append(Tensor(f"{name}.block_inject_weight.weight", (n, n * d), part("w_write"), lambda t: [t.T]))
-    return found
-
-
-class Qwen4Exp:
-    """The tensors of a `qwen4_exp` of our config."""
-
-    def __init__(self, config: ConfigDict, vocab: int, prefix: str = "model.", fused=False, ngram_rows=None):
-        """`fused`: the experts of a layer are one tensor. `ngram_rows`: rows of each part of an n-gram table, by layer;
-        where it is not given, a table is one tensor."""
-        self.m, self.vocab, self.prefix = config.model, vocab, prefix
-        self.fused, self.ngram_rows = fused, ngram_rows or {}
-        self.streams, self.rank = config.residual.streams, config.residual.rank
-        self.pattern = self.m.pattern.split(",")
-
-    def tensors(self, model: Decoder) -> Iterator[Tensor]:
-        """All of them, in the order of the model."""
-        d = self.m.width
-        yield Tensor(f"{self.prefix}embed_tokens.weight", (self.vocab, d), ((("embedding",), ()),), lambda t: [t])
-        places = [
-            (("stacks", s, "layers", place), stack.first + period * len(stack.layers) + place, period)
-            for s, stack in enumerate(model.stacks)
-            for period in range(stack.periods)
-            for place in range(len(stack.layers))
-        ]
-        for ours, layer, period in places:
-            yield from self.layer(f"{self.prefix}layers.{layer}", ours, layer, period)
-        yield from self.end()
-        yield Tensor("lm_head.weight", (self.vocab, d), ((("head",), ()),), lambda t: [t.T])
-
-    def residual(self) -> Iterator[Tensor]:
-        """The residual part, as of sites ("site", k) that are not stacked and of the system itself."""
-        for k in range(2 * self.m.layers):
-            block = "mlp" if k % 2 else "attn"
-            name = f"{self.prefix}layers.{k // 2}.{block}_hyper_connection"
-            yield from gated_residual(name, ("site", k), (), self.streams, self.m.width, self.rank)
-        yield from self.end()
-
-    def end(self) -> list[Tensor]:
-        """The read that feeds the head."""
-        name, ours = f"{self.prefix}hyper_connection_mixer", ("residual", "final")
-        return gated_residual(name, ours, (), self.streams, self.m.width, self.rank, writes=False)
-
-    def layer(self, name: str, ours: Path_, layer: int, period: int) -> Iterator[Tensor]:
-        mixer = self.pattern[layer % len(self.pattern)]
-        if str(layer + 1) in self.m.ngram.layers.split(","):
-            yield from self.ngrams(f"{name}.ple", (*ours, "ngram"), layer, period)
-        sites = ((f"{mixer}_site", "attn_hyper_connection"), ("moe_site", "mlp_hyper_connection"))
-        for site, block in sites:
-            n, d, r = self.streams, self.m.width, self.rank
-            yield from gated_residual(f"{name}.{block}", (*ours, site), (period,), n, d, r)
-        if mixer == "gdn":
-            yield from self.gated_delta_net(f"{name}.linear_attn", (*ours, "gdn"), period)
-        else:
-            yield from self.attention(f"{name}.self_attn", (*ours, "qsa"), period)
-        yield from self.moe(f"{name}.mlp", (*ours, "moe"), period)
-
-    def attention(self, name: str, ours: Path_, period: int) -> Iterator[Tensor]:
-        d, h, k, c = self.m.width, self.m.heads, self.m.kv_heads, self.m.head_dim
-        i, e = self.m.qsa.heads, self.m.qsa.head_dim
-
-        def parts(*leaves):
-            return tuple(((*ours, *leaf.split(".")), (period,)) for leaf in leaves)
-
-        def query_and_gate(t):  # a head's query and its gate in turn
-            t = t.reshape(h, 2, c, d)
-            return [t[:, which].transpose(2, 0, 1) for which in range(2)]
-
-        yield Tensor(f"{name}.q_proj.weight", (2 * h * c, d), parts("query", "output_gate"), query_and_gate)
-        yield Tensor(f"{name}.k_proj.weight", (k * c, d), parts("key"), lambda t: [heads_first(t, k)])
-        yield Tensor(f"{name}.v_proj.weight", (k * c, d), parts("value"), lambda t: [heads_first(t, k)])
-        out = lambda t: [t.reshape(d, h, c).transpose(1, 2, 0)]  # noqa: E731
-        yield Tensor(f"{name}.o_proj.weight", (d, h * c), parts("output"), out)
-        yield Tensor(f"{name}.q_norm.weight", (c,), parts("query_gain"), lambda t: [t])
-        yield Tensor(f"{name}.k_norm.weight", (c,), parts("key_gain"), lambda t: [t])
-        yield Tensor(
-            f"{name}.indexer.index_qk_proj.weight",
-            ((i + 1) * e, d),
-            parts("indexer.query", "indexer.key"),
-            lambda t: [heads_first(t[: i * e], i), t[i * e :].T],
-        )
-        yield Tensor(f"{name}.indexer.q_layernorm.weight", (e,), parts("indexer.query_gain"), lambda t: [t])
-        yield Tensor(f"{name}.indexer.k_layernorm.weight", (e,), parts("indexer.key_gain"), lambda t: [t])
-
-    def gated_delta_net(self, name: str, ours: Path_, period: int) -> Iterator[Tensor]:
-        d, g = self.m.width, self.m.gdn
-        h, heads, v = g.key_heads, g.value_heads, g.value_dim
-        qk = h * g.key_dim
-        channels = 2 * qk + heads * v
-
-        def parts(*leaves):
-            return tuple(((*ours, leaf), (period,)) for leaf in leaves)
-
-        def by_name(t):  # [channels, ..] -> the rows of query, key and value, and their heads
-            return zip((t[:qk], t[qk : 2 * qk], t[2 * qk :]), (h, h, heads), strict=True)
-
-        def filters(t):
-            return [rows[:, 0].reshape(n, -1, g.conv).transpose(2, 0, 1) for rows, n in by_name(t)]
-
-        yield Tensor(
-            f"{name}.in_proj_qkv.weight",
-            (channels, d),
-            parts("query", "key", "value"),
-            lambda t: [heads_first(rows, n) for rows, n in by_name(t)],
-        )
-        conv = parts("conv_query", "conv_key", "conv_value")
-        yield Tensor(f"{name}.conv1d.weight", (channels, 1, g.conv), conv, filters)
-        gate = lambda t: [heads_first(t, heads)]  # noqa: E731
-        yield Tensor(f"{name}.in_proj_z.weight", (heads * v, d), parts("output_gate"), gate)
-        yield Tensor(f"{name}.in_proj_b.weight", (heads, d), parts("beta"), lambda t: [t.T])
-        yield Tensor(f"{name}.in_proj_a.weight", (heads, d), parts("decay"), lambda t: [t.T])
-        yield Tensor(f"{name}.dt_bias", (heads,), parts("decay_bias"), lambda t: [t])
-        yield Tensor(f"{name}.A_log", (heads,), parts("decay_log"), lambda t: [t])
-        yield Tensor(f"{name}.norm.weight", (v,), parts("norm_weight"), lambda t: [t])
-        out = lambda t: [t.reshape(d, heads, v).transpose(1, 2, 0)]  # noqa: E731
-        yield Tensor(f"{name}.out_proj.weight", (d, heads * v), parts("output"), out)
-
-    def moe(self, name: str, ours: Path_, period: int) -> Iterator[Tensor]:
-        d, e, f, s = self.m.width, self.m.moe.experts, self.m.moe.ffn, self.m.moe.shared
-
-        def part(leaf, *more):
-            return ((*ours, *leaf.split(".")), (period, *more))
-
-        transposed = lambda t: [t.T]  # noqa: E731
-        yield Tensor(f"{name}.gate.weight", (e, d), (part("router"),), transposed)
-        if self.fused:
-            both = lambda t: [t[:, :f].transpose(0, 2, 1), t[:, f:].transpose(0, 2, 1)]  # noqa: E731
-            yield Tensor(f"{name}.experts.gate_up_proj", (e, 2 * f, d), (part("gate"), part("up")), both)
-            down = lambda t: [t.transpose(0, 2, 1)]  # noqa: E731
-            yield Tensor(f"{name}.experts.down_proj", (e, d, f), (part("down"),), down)
-        else:
-            for expert in range(e):
-                for leaf, shape in (("gate", (f, d)), ("up", (f, d)), ("down", (d, f))):
-                    tensor = f"{name}.experts.{expert}.{leaf}_proj.weight"
-                    yield Tensor(tensor, shape, (part(leaf, expert),), transposed)
-        for leaf, shape in (("gate", (s, d)), ("up", (s, d)), ("down", (d, s))):
-            yield Tensor(f"{name}.shared_expert.{leaf}_proj.weight", shape, (part(f"shared.{leaf}"),), transposed)
-        yield Tensor(f"{name}.shared_expert_gate.weight", (1, d), (part("shared_gate"),), transposed)
-
-    def ngrams(self, name: str, ours: Path_, layer: int, period: int) -> Iterator[Tensor]:
-        d, n, p = self.m.width, self.streams, self.m.ngram
-        heads = (p.size - 1) * p.heads
-        table = f"{name}.ple_embedding.ngram_embedding"
-
-        def part(leaf, *more):
-            return (((*ours, leaf), (period, *more)),)
-
-        start = 0
-        rows_of_parts = self.ngram_rows.get(layer)
-        for shard, rows in enumerate(rows_of_parts or [table_height(p, self.ngram_index(layer))]):
-            tensor = f"{table}.shard_{shard}.weight" if rows_of_parts else f"{table}.weight"
-            where = part("table", slice(start, start + rows))
-            yield Tensor(tensor, (rows, p.width // heads), where, lambda t: [t])
-            start += rows
-        yield Tensor(f"{name}.key_proj.weight", (n * d, p.width), part("key"), lambda t: [t.T])
-        yield Tensor(f"{name}.value_proj.weight", (d, p.width), part("value"), lambda t: [t.T])
-        for theirs, leaf in (("norm_key", "key_gain"), ("norm_query", "stream_gain"), ("norm_conv", "conv_gain")):
-            yield Tensor(f"{name}.{theirs}.weight", (n * d,), part(leaf), lambda t: [t.reshape(n, d)])
-        filters = lambda t: [t[:, 0].reshape(n, d, p.conv).transpose(2, 0, 1)]  # noqa: E731
-        yield Tensor(f"{name}.conv1d.weight", (n * d, 1, p.conv), part("conv"), filters)
-
-    def ngram_index(self, layer: int) -> int:
-        """Which of the model's n-gram embeddings is the one of `layer`."""
-        return [int(of) for of in self.m.ngram.layers.split(",")].index(layer + 1)
-
-    def buffers(self) -> dict[str, np.ndarray]:
-        """What a checkpoint says of the hashes, and our config does, too."""
-        p, found = self.m.ngram, {}
-        for index, layer in enumerate(int(of) - 1 for of in p.layers.split(",") if of):
-            rows = ngram.table_rows(p, index)
-            values = {
-                "layer_multipliers": ngram.multipliers(self.vocab, p.size, index, p.seed),
-                "ngram_heads_vocab_sizes": rows,
-                "ngram_heads_offsets": np.cumsum([0, *rows[:-1]]),
-            }
-            name = f"{self.prefix}layers.{layer}.ple.ple_embedding"
-            found |= {f"{name}.{key}": np.array(value, np.int64) for key, value in values.items()}
-        return found
-
-
-def table_height(p, index: int) -> int:
-    """The rows of an n-gram table, filled up."""
-    return math.ceil(sum(ngram.table_rows(p, index)) / p.multiple) * p.multiple
-
-
-# Import and export.
-
-
-class _Filler:
-    """The parameters of a checkpoint: each assembled from its tensors when it is asked for, and no more of it."""
-
-    def __init__(self, folder: TensorFolder, tensors: list[Tensor]):
-        self._folder = folder
-        self._sources: dict[Path_, list[tuple[tuple, Tensor, int]]] = {}
-        for tensor in tensors:
-            for number, (path, index) in enumerate(tensor.parts):
-                self._sources.setdefault(path, []).append((index, tensor, number))
-
-    def part(self, path: Path_, shape: tuple[int, ...], wanted: Box) -> np.ndarray:
-        """The part `wanted` of the parameter at `path`, float32."""
-        wanted = tuple(slice(*s.indices(size)) for s, size in zip(wanted, shape, strict=True))
-        out = np.empty([s.stop - s.start for s in wanted], np.float32)
-        for index, tensor, number in self._sources[path]:
-            box = [slice(i, i + 1) if isinstance(i, int) else i for i in index]
-            box += [slice(None)] * (len(shape) - len(box))
-            box = [slice(*s.indices(size)) for s, size in zip(box, shape, strict=True)]
-            both = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(box, wanted, strict=True)]
-            if all(s.start < s.stop for s in both):
-                view = tensor.views(self._folder.read(tensor.name))[number]
-                view = view.reshape([s.stop - s.start for s in box])
-                inside = [slice(s.start - b.start, s.stop - b.start) for s, b in zip(both, box, strict=True)]
-                into = [slice(s.start - w.start, s.stop - w.start) for s, w in zip(both, wanted, strict=True)]
-                out[tuple(into)] = view[tuple(inside)]
-        return out
-
-    def whole(self, path: Path_, shape: tuple[int, ...]) -> np.ndarray:
-        return self.part(path, shape, (slice(None),) * len(shape))
-
-
-def _layout(folder: TensorFolder, config: ConfigDict, vocab: int) -> Qwen4Exp:
-    """How the tensors of this checkpoint are called and cut."""
-    names = folder.shapes
-    prefix = next((n.removesuffix("embed_tokens.weight") for n in names if n.endswith("embed_tokens.weight")), "model.")
-    fused = any(name.endswith("experts.gate_up_proj") for name in names)
-    parts: dict[int, dict[int, int]] = {}
-    for name, shape in names.items():
-        if found := re.search(r"layers\.(\d+)\.ple\.ple_embedding\.ngram_embedding\.shard_(\d+)\.weight$", name):
-            layer, shard = map(int, found.groups())
-            parts.setdefault(layer, {})[shard] = shape[0]
-    rows = {layer: [of[shard] for shard in sorted(of)] for layer, of in parts.items()}
-    return Qwen4Exp(config, vocab, prefix, fused, rows)
 
 
 def import_model(
@@ -456,17 +31,17 @@ def import_model(
     that are unknown, missing or mis-shaped.
     """
     folder = TensorFolder(path)
-    config, vocab, separator = read_config(folder, overrides)
+    config, vocab, separator = qwen4_exp.read_config(folder, overrides)
     model = nnx.eval_shape(lambda: Decoder(config.model, config.residual, vocab, jax.random.key(0), separator))
-    layout = _layout(folder, config, vocab)
+    layout = qwen4_exp.layout(folder, config, vocab)
     tensors = list(layout.tensors(model))
     buffers = layout.buffers()
-    check(folder, {t.name: t.shape for t in tensors}, (*IGNORED, *buffers))
+    check(folder, {t.name: t.shape for t in tensors}, (*qwen4_exp.IGNORED, *buffers))
     for name, value in buffers.items():
         if name in folder.shapes and not np.array_equal(folder.read(name), value):
             raise UsageError("--hf", str(path), f"{name} is not what its config.json gives: other hashes")
 
-    filler = _Filler(folder, tensors)
+    parameters = Parameters(folder, tensors)
     graphdef, state = nnx.split(model)
     shardings = parallel.shardings(state, mesh, config.rules) if mesh else None
     flat = nnx.to_flat_state(state)
@@ -476,10 +51,12 @@ def import_model(
         shape = variable.shape
         if mesh:
             value = jax.make_array_from_callback(
-                shape, sharding.get_value(), lambda index, where=where, shape=shape: filler.part(where, shape, index)
+                shape,
+                sharding.get_value(),
+                lambda index, where=where, shape=shape: parameters.part(where, shape, index),
             )
         else:
-            value = jax.numpy.asarray(filler.whole(where, shape))
+            value = jnp.asarray(parameters.whole(where, shape))
         filled.append((where, variable.replace(value)))
     return config, nnx.merge(graphdef, nnx.from_flat_state(filled))
 
@@ -492,16 +69,14 @@ def export_model(
     Raises UsageError for a model that is none: another residual than GR as published, or other sublayers.
     """
     m, r = config.model, config.residual
-    published = configs.load("configs/gr.py:flash_next").residual.to_dict() | {"streams": r.streams}
-    if r.kind != "gr" or {k: v for k, v in r.to_dict().items() if k != "rank"} != {
-        k: v for k, v in published.items() if k != "rank"
-    }:
+    published = configs.load("configs/gr.py:flash_next").residual
+    if differences(r.to_dict(), published.to_dict(), ignore=("streams", "rank")):
         raise UsageError("residual", dict(r), "a qwen4_exp has GR as published alone: see configs/gr.py")
     if not (m.output_gate and m.moe.experts and m.moe.shared and set(m.pattern.split(",")) <= {"gdn", "qsa"}):
         raise UsageError("model.pattern", m.pattern, "a qwen4_exp has gdn and qsa with output_gate, and a MoE, alone")
     vocab = model.embedding.shape[0]
     flat = dict(nnx.to_flat_state(nnx.state(model)))
-    layout = Qwen4Exp(config, vocab)
+    layout = qwen4_exp.Qwen4Exp(config, vocab)
 
     def tensors():
         for tensor in layout.tensors(model):
@@ -511,7 +86,7 @@ def export_model(
             yield tensor.name, out
         yield from layout.buffers().items()
 
-    write(path, public_config(config, vocab, separator), tensors(), file_bytes)
+    write(path, qwen4_exp.public_config(config, vocab, separator), tensors(), file_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -537,12 +112,12 @@ def import_residual(path: str | Path) -> ResidualPart:
             "iterations": theirs["hc_sinkhorn_iters"],
         }
         layers, width, eps = theirs["num_hidden_layers"], theirs["hidden_size"], theirs["rms_norm_eps"]
-        tensors = list(deepseek_residual(folder, layers, width, theirs["hc_mult"]))
+        tensors = list(deepseek_v4.residual(folder, layers, width, theirs["hc_mult"]))
     else:
-        config, vocab, _ = read_config(folder)
+        config, vocab, _ = qwen4_exp.read_config(folder)
         fields, layers = config.residual.to_dict(), config.model.layers
         width, eps = config.model.width, config.model.norm_eps
-        tensors = list(_layout(folder, config, vocab).residual())
+        tensors = list(qwen4_exp.layout(folder, config, vocab).residual())
     check(folder, {t.name: t.shape for t in tensors}, [n for n in folder.shapes if n not in {t.name for t in tensors}])
 
     def build():
@@ -551,57 +126,16 @@ def import_residual(path: str | Path) -> ResidualPart:
         return system, [system.site(k, key) for k in range(2 * layers)]
 
     system, sites = nnx.eval_shape(build)
-    filler = _Filler(folder, tensors)
+    parameters = Parameters(folder, tensors)
 
-    def fill(module, prefix: Path_):
+    def fill(module, prefix: Where):
         graphdef, state = nnx.split(module)
         filled = []
         for where, variable in nnx.to_flat_state(state):
-            value = filler.whole((*prefix, *where), variable.shape)
+            value = parameters.whole((*prefix, *where), variable.shape)
             if where[-2:] in (("norm", "gain"), ("final_norm", "gain")):  # DeepSeek's norms hold the scale itself
                 value = value - 1
-            filled.append((where, variable.replace(jax.numpy.asarray(value))))
+            filled.append((where, variable.replace(jnp.asarray(value))))
         return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
     return ResidualPart(fill(system, ("residual",)), [fill(site, ("site", k)) for k, site in enumerate(sites)])
-
-
-def deepseek_residual(folder: TensorFolder, layers: int, d: int, n: int) -> Iterator[Tensor]:
-    """mHC's maps of each site with the norm after them, and the head with the final norm."""
-    prefix = "" if "norm.weight" in folder.shapes else "model."
-
-    def cut(t):
-        return np.split(t, [n, 2 * n])
-
-    for k in range(2 * layers):
-        block = "ffn" if k % 2 else "attn"
-        layer = f"{prefix}layers.{k // 2}"
-
-        def parts(*leaves, k=k):
-            return tuple((("site", k, *leaf.split(".")), ()) for leaf in leaves)
-
-        name = f"{layer}.hc_{block}"
-        columns = n * n + 2 * n
-        yield Tensor(
-            f"{name}_fn",
-            (columns, n * d),
-            parts("phi_pre", "phi_post", "phi_res"),
-            lambda t: [rows.T for rows in cut(t)],
-        )
-        yield Tensor(
-            f"{name}_base",
-            (columns,),
-            parts("b_pre", "b_post", "b_res"),
-            lambda t: [*cut(t)[:2], cut(t)[2].reshape(n, n)],
-        )
-        scales = parts("alpha_pre", "alpha_post", "alpha_res")
-        yield Tensor(f"{name}_scale", (3,), scales, lambda t: [t[i : i + 1].reshape(()) for i in range(3)])
-        yield Tensor(f"{layer}.{block}_norm.weight", (d,), parts("norm.gain"), lambda t: [t])
-    head = f"{prefix}hc_head_" if f"{prefix}hc_head_fn" in folder.shapes else f"{prefix}hc_head.hc_"
-    for theirs, leaf, shape, view in (
-        ("fn", "phi_head", (n, n * d), lambda t: [t.T]),
-        ("base", "head_b", (n,), lambda t: [t]),
-        ("scale", "head_alpha", (1,), lambda t: [t.reshape(())]),
-    ):
-        yield Tensor(head + theirs, shape, ((("residual", leaf), ()),), view)
-    yield Tensor(f"{prefix}norm.weight", (d,), ((("residual", "final_norm", "gain"), ()),), lambda t: [t])

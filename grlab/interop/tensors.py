@@ -1,7 +1,12 @@
-"""A folder of safetensors files, as Hugging Face checkpoints are: looked up by name, read a tensor at a time."""
+"""Folders of safetensors files, as Hugging Face checkpoints are, and which tensor in them is which parameter.
 
+Each tensor of a checkpoint is cut into views that have the shapes of parts of our parameters: importing copies the
+views, exporting fills them, so that a correspondence is written down once for both directions.
+"""
+
+import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +16,7 @@ from safetensors.numpy import save_file
 from grlab.errors import UsageError, first_line
 
 INDEX = "model.safetensors.index.json"
+Where = tuple[str | int, ...]  # the path of a parameter in a module's state
 
 
 class TensorFolder:
@@ -22,6 +28,7 @@ class TensorFolder:
         self.config = self._json("config.json")
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._file_of: dict[str, Path] = {}
+        self._opened: tuple[Path, safetensors.safe_open] | None = None
         if (self.path / INDEX).exists():
             files = sorted({self.path / name for name in self._json(INDEX)["weight_map"].values()})
         else:
@@ -36,8 +43,10 @@ class TensorFolder:
 
     def read(self, name: str) -> np.ndarray:
         """The tensor in the dtype it is stored in."""
-        with self._open(self._file_of[name]) as tensors:
-            return tensors.get_tensor(name)
+        file = self._file_of[name]
+        if self._opened is None or self._opened[0] != file:  # one at a time
+            self._opened = (file, self._open(file))
+        return self._opened[1].get_tensor(name)
 
     def _open(self, file: Path):
         try:
@@ -52,6 +61,50 @@ class TensorFolder:
             raise UsageError("--hf", str(self.path), f"is no checkpoint: there is no {name}") from None
         except ValueError as e:
             raise UsageError("--hf", str(self.path), f"{name} is not JSON ({first_line(e)})") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """One tensor of a checkpoint, and the parts of our parameters that it consists of.
+
+    `views` cuts an array of `shape` into views of the shapes of `parts`, whose index may have whole numbers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[tuple[Where, tuple[int | slice, ...]], ...]
+    views: Callable[[np.ndarray], list[np.ndarray]]
+
+
+class Parameters:
+    """The parameters of a checkpoint: each assembled from its tensors when it is asked for, and no more of it."""
+
+    def __init__(self, folder: TensorFolder, tensors: list[Tensor]):
+        self._folder = folder
+        self._sources: dict[Where, list[tuple[tuple, Tensor, int]]] = {}
+        for tensor in tensors:
+            for number, (path, index) in enumerate(tensor.parts):
+                self._sources.setdefault(path, []).append((index, tensor, number))
+
+    def part(self, path: Where, shape: tuple[int, ...], wanted: Sequence[slice]) -> np.ndarray:
+        """The part `wanted` of the parameter at `path`, float32."""
+        wanted = tuple(slice(*s.indices(size)) for s, size in zip(wanted, shape, strict=True))
+        out = np.empty([s.stop - s.start for s in wanted], np.float32)
+        for index, tensor, number in self._sources[path]:
+            box = [slice(i, i + 1) if isinstance(i, int) else i for i in index]
+            box += [slice(None)] * (len(shape) - len(box))
+            box = [slice(*s.indices(size)) for s, size in zip(box, shape, strict=True)]
+            both = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(box, wanted, strict=True)]
+            if all(s.start < s.stop for s in both):
+                view = tensor.views(self._folder.read(tensor.name))[number]
+                view = view.reshape([s.stop - s.start for s in box])
+                inside = [slice(s.start - b.start, s.stop - b.start) for s, b in zip(both, box, strict=True)]
+                into = [slice(s.start - w.start, s.stop - w.start) for s, w in zip(both, wanted, strict=True)]
+                out[tuple(into)] = view[tuple(inside)]
+        return out
+
+    def whole(self, path: Where, shape: tuple[int, ...]) -> np.ndarray:
+        return self.part(path, shape, (slice(None),) * len(shape))
 
 
 def check(folder: TensorFolder, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:

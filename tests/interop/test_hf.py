@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 import launch
 from grlab import parallel
 from grlab.errors import UsageError
-from grlab.interop import hf, tensors
+from grlab.interop import hf, qwen4_exp, tensors
 from grlab.model import Context
 from tests import rows
 from tests.residual.functional import error
@@ -231,14 +231,14 @@ def test_a_model_on_a_mesh_is_read_by_its_rules(golden, read):
 def test_a_part_of_a_parameter_is_read_from_its_tensors_alone(read):
     """Of experts stacked over layers, experts 2 and 3 of the second period: two tensors."""
     folder = tensors.TensorFolder(GOLDENS / "qwen4_exp_hc4")
-    config, vocab, separator = hf.read_config(folder)
+    config, vocab, separator = qwen4_exp.read_config(folder)
     _, model = hf.import_model(GOLDENS / "qwen4_exp_hc4")
-    layout = hf._layout(folder, config, vocab)
-    filler = hf._Filler(folder, list(layout.tensors(model)))
+    layout = qwen4_exp.layout(folder, config, vocab)
+    parameters = tensors.Parameters(folder, list(layout.tensors(model)))
     path = ("stacks", 1, "layers", 0, "moe", "up")
     shape = dict(nnx.to_flat_state(nnx.state(model)))[path].shape
     read.clear()
-    part = filler.part(path, shape, (slice(None), slice(2, 4), slice(None), slice(1, 3)))
+    part = parameters.part(path, shape, (slice(None), slice(2, 4), slice(None), slice(1, 3)))
     assert read == [f"model.layers.4.mlp.experts.{e}.up_proj.weight" for e in (2, 3)]
     np.testing.assert_array_equal(part, state_of(model)[path][:, 2:4, :, 1:3])
 
