@@ -49,10 +49,15 @@ def chunked(q_BxTxHxK, k_BxTxHxK, v_BxTxHxGxV, g_BxTxHxG, beta_BxTxHxG, document
     v = jnp.moveaxis(chunks(v_BxTxHxGxV), 2, 4)  # [N, B, H, G, C, V]
     g, beta = (jnp.moveaxis(chunks(x), 2, 4) for x in (g_BxTxHxG, beta_BxTxHxG))  # [N, B, H, G, C]
 
-    decay = jnp.cumsum(g, axis=-1)  # from the start of the chunk to each token
+    # The sums of g from the start of the chunk to each token, in two parts: of multiples of 1/16, whose sums and their
+    # differences are exact, and of what is left. Differences of the sums themselves lose digits after strong decays.
+    coarse = jax.lax.stop_gradient(jnp.round(16 * g) / 16)
+    coarse, fine = jnp.cumsum(coarse, axis=-1), jnp.cumsum(g - coarse, axis=-1)
     earlier_CxC = jnp.tril(jnp.ones((chunk, chunk), bool))
-    between = jnp.where(earlier_CxC, decay[..., :, None] - decay[..., None, :], -jnp.inf)
-    from_state, to_state, carried = jnp.exp(decay), jnp.exp(decay[..., -1:] - decay), jnp.exp(decay[..., -1])
+    between = (coarse[..., :, None] - coarse[..., None, :]) + (fine[..., :, None] - fine[..., None, :])
+    between = jnp.where(earlier_CxC, between, -jnp.inf)
+    from_state, carried = jnp.exp(coarse + fine), jnp.exp(coarse[..., -1] + fine[..., -1])
+    to_state = jnp.exp((coarse[..., -1:] - coarse) + (fine[..., -1:] - fine))
     if documents_BxT is not None:
         padded_BxT = jnp.pad(documents_BxT, ((0, 0), (0, n * chunk - t)), mode="edge")
         d = jnp.moveaxis(padded_BxT.reshape(b, n, chunk), 1, 0)[:, :, None, None]  # [N, B, 1, 1, C]
