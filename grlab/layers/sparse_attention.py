@@ -18,7 +18,9 @@ PIECE = 256  # queries worked on at a time, so that no array is T by T
 
 
 class Blocks(NamedTuple):
-    """The complete blocks of r tokens, each counted from the start of its document; S = ⌊T / r⌋ is room for all.
+    """The complete blocks of r tokens, each counted from the start of its document.
+
+    There is room for all, and for one at least: S = max(⌊T / r⌋, 1).
 
     A token's `slot` is that of its block, S or another block's where its own is never complete.
     """
@@ -36,7 +38,7 @@ def blocks(documents_BxT: jax.Array, r: int) -> Blocks:
     starts_BxT = jnp.pad(documents_BxT[:, 1:] != documents_BxT[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     place_BxT = token_T - jax.lax.cummax(jnp.where(starts_BxT, token_T, 0), axis=1)
     ends_BxT = place_BxT % r == r - 1
-    last_BxS = jax.vmap(lambda ends_T: jnp.nonzero(ends_T, size=t // r, fill_value=t)[0])(ends_BxT)
+    last_BxS = jax.vmap(lambda ends_T: jnp.nonzero(ends_T, size=max(t // r, 1), fill_value=t)[0])(ends_BxT)
     return Blocks(last_BxS - r + 1, last_BxS, jnp.cumsum(ends_BxT, axis=1) - ends_BxT, place_BxT)
 
 
