@@ -8,11 +8,12 @@ import ml_collections
 # of gated attention, of whose channels RoPE turns a quarter; every feed-forward a mixture of experts.
 _HYBRID = {"pattern": "gdn,gdn,gdn,attention", "output_gate": True, "rope_fraction": 0.25}
 
-# What the scales that need accelerators share. Chosen here.
+# What the scales that need accelerators share: chosen here, and the schedule is configs/base.py's. A corpus is prepared
+# in memory: data.max_bytes bounds it, and a run that wants more tokens than it gives sees them more than once.
 _LARGE = {
     "model": {"compute_dtype": "bfloat16", "embed_std": 0.02},
     "optim": {"accumulate": 1, "clip": 0.5},  # the report's clip (section 3.3)
-    "data": {"name": "c4/en", "max_bytes": 10**13},  # give data.tokenizer a file: the vocabularies are no bytes'
+    "data": {"name": "c4/en"},  # give data.tokenizer a file: the vocabularies are no bytes'
     "eval": {
         "every": 1000,
         "tokens": 4_194_304,

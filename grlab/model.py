@@ -8,11 +8,11 @@ import numpy as np
 from flax import nnx
 
 from grlab import errors, residual
-from grlab.layers.attention import Attention, turned
+from grlab.layers import ngram
+from grlab.layers.attention import Attention
 from grlab.layers.ffn import SwiGLU
 from grlab.layers.gated_delta_net import GatedDeltaNet
 from grlab.layers.moe import MoE
-from grlab.layers.ngram import NGramEmbedding
 from grlab.layers.sparse_attention import SparseAttention
 from grlab.ops.matmul import matmul
 from grlab.params import fold, normal
@@ -36,15 +36,15 @@ class Context(NamedTuple):
 class Layer(nnx.Module):
     """A token mixer and a feed-forward sublayer, each behind its site; before them, in some layers, n-grams."""
 
-    def __init__(self, config, system: residual.Residual, mixer: str, index, key: jax.Array, ngram=None):
-        """`ngram`, if given, makes the layer's n-gram embedding of a key."""
+    def __init__(self, config, system: residual.Residual, mixer: str, index, key: jax.Array, make_ngram=None):
+        """`make_ngram`, if given, makes the layer's n-gram embedding of a key."""
         dtype = jnp.dtype(config.compute_dtype)
-        self.sublayers = (mixer, "moe" if config.moe.experts else "ffn")
+        self.sublayers = (mixer, feed_forward(config))
         for k, (name, of) in enumerate(zip(self.sublayers, (MIXERS, FEED_FORWARD), strict=True)):
             setattr(self, name, of[name](config, dtype, system.initial_std, fold(key, name)))
             setattr(self, f"{name}_site", system.site(2 * index + k, fold(key, f"{name}_site")))
-        if ngram is not None:
-            self.ngram = ngram(fold(key, "ngram"))
+        if make_ngram is not None:
+            self.ngram = make_ngram(fold(key, "ngram"))
 
     def __call__(self, stream, context: Context, system: residual.Residual):
         """(the stream after the layer, the sublayers' statistics)."""
@@ -86,7 +86,7 @@ class Decoder(nnx.Module):
         Raises:
           UsageError: a field or a combination of fields that cannot be.
         """
-        pattern, with_ngrams = check(config)
+        self.pattern, with_ngrams = check(config)
         self.scan, self.remat = config.scan, config.remat
         self.dtype = jnp.dtype(config.compute_dtype)
         self.separator = separator if config.separate_documents else None
@@ -108,21 +108,22 @@ class Decoder(nnx.Module):
         def stacked(first: int, periods: int, place: int) -> Layer:
             """The layers at `place` of the periods from layer `first` on: what the scan runs over."""
             index = first + place
-            ngram = None
+            make_ngram = None
             if index in with_ngrams:
                 count = with_ngrams.index(index)
 
-                def ngram(key):
-                    return NGramEmbedding(config, vocab, n_streams, count, separator, self.dtype, key)
+                def make_ngram(key):
+                    return ngram.NGramEmbedding(config, vocab, n_streams, count, separator, self.dtype, key)
 
             def layer(i):
-                return Layer(config, self.residual, pattern[place], i, jax.random.fold_in(layers_key, i), ngram)
+                layer_key = jax.random.fold_in(layers_key, i)
+                return Layer(config, self.residual, self.pattern[place], i, layer_key, make_ngram)
 
-            return nnx.vmap(layer)(index + len(pattern) * jnp.arange(periods))
+            return nnx.vmap(layer)(index + len(self.pattern) * jnp.arange(periods))
 
         self.stacks = nnx.List(
-            Stack(first, periods, [stacked(first, periods, place) for place in range(len(pattern))])
-            for first, periods in runs(config.layers, len(pattern), with_ngrams)
+            Stack(first, periods, [stacked(first, periods, place) for place in range(len(self.pattern))])
+            for first, periods in runs(config.layers, len(self.pattern), with_ngrams)
         )
 
     def __call__(self, tokens_BxT: jax.Array) -> jax.Array:
@@ -234,73 +235,23 @@ def runs(layers: int, pattern: int, alone: list[int]) -> list[tuple[int, int]]:
     return found
 
 
-def check(config) -> tuple[list[str], list[int]]:
+def check(config) -> tuple[tuple[str, ...], list[int]]:
     """(the mixers of the layer pattern, the layers with n-grams counted from 0); UsageError for what cannot be."""
-    for name in ("layers", "width", "heads", "kv_heads", "head_dim", "ffn", "rope_theta", "norm_eps", "embed_std"):
+    for name in ("layers", "width", "norm_eps", "embed_std"):
         errors.positive(f"model.{name}", config[name])
     errors.one_of("model.remat", config.remat, REMAT)
     errors.one_of("model.compute_dtype", config.compute_dtype, ["float32", "bfloat16"])
-    if config.heads % config.kv_heads:
-        raise errors.UsageError("model.kv_heads", config.kv_heads, f"must divide model.heads={config.heads}")
-    if turned(config) % 2 or not 0 < config.rope_fraction <= 1 or turned(config) < 2:
-        field = "head_dim" if config.rope_fraction == 1 else "rope_fraction"
-        raise errors.UsageError(f"model.{field}", config[field], "must be even: RoPE turns channels in pairs")
-    pattern = [mixer.strip() for mixer in config.pattern.split(",")]
+    pattern = tuple(mixer.strip() for mixer in config.pattern.split(","))
     for mixer in pattern:
         errors.one_of("model.pattern", mixer, MIXERS)
+        MIXERS[mixer].check(config)
     if config.layers % len(pattern):
         remedy = f"must be a multiple of the {len(pattern)} layers of model.pattern={config.pattern}"
         raise errors.UsageError("model.layers", config.layers, remedy)
-    if "gdn" in pattern:
-        _check_gdn(config.gdn)
-    if "qsa" in pattern:
-        _check_qsa(config)
-    if config.moe.experts:
-        _check_moe(config.moe)
-    return pattern, _check_ngram(config)
+    FEED_FORWARD[feed_forward(config)].check(config)
+    return pattern, ngram.layers_of(config)
 
 
-def _check_gdn(gdn) -> None:
-    for name in ("key_heads", "value_heads", "key_dim", "value_dim", "conv", "chunk"):
-        errors.positive(f"model.gdn.{name}", gdn[name])
-    if gdn.value_heads % gdn.key_heads:
-        raise errors.UsageError("model.gdn.value_heads", gdn.value_heads, f"must be a multiple of {gdn.key_heads}")
-    if gdn.chunk & gdn.chunk - 1:
-        raise errors.UsageError("model.gdn.chunk", gdn.chunk, "must be a power of two")
-
-
-def _check_qsa(config) -> None:
-    qsa = config.qsa
-    for name in ("heads", "head_dim", "block", "budget"):
-        errors.positive(f"model.qsa.{name}", qsa[name])
-    if qsa.budget % qsa.block:
-        raise errors.UsageError("model.qsa.budget", qsa.budget, f"must be a multiple of model.qsa.block={qsa.block}")
-    if qsa.head_dim < turned(config):
-        raise errors.UsageError("model.qsa.head_dim", qsa.head_dim, f"RoPE turns {turned(config)} channels: at least")
-
-
-def _check_moe(moe) -> None:
-    for name in ("experts", "top_k", "ffn"):
-        errors.positive(f"model.moe.{name}", moe[name])
-    if moe.top_k > moe.experts:
-        raise errors.UsageError("model.moe.top_k", moe.top_k, f"at most model.moe.experts={moe.experts}")
-
-
-def _check_ngram(config) -> list[int]:
-    ngram = config.ngram
-    try:
-        layers = [int(layer) for layer in ngram.layers.split(",") if layer.strip()]
-    except ValueError:
-        layers = [0]
-    if layers != sorted(set(layers)) or any(not 1 <= layer <= config.layers for layer in layers):
-        remedy = f"layers from 1 to {config.layers} in order, separated by commas; none: ''"
-        raise errors.UsageError("model.ngram.layers", ngram.layers, remedy)
-    if layers:
-        for name in ("heads", "width", "rows", "multiple", "conv"):
-            errors.positive(f"model.ngram.{name}", ngram[name])
-        if ngram.size < 2:
-            raise errors.UsageError("model.ngram.size", ngram.size, "at least 2: an n-gram of one is a token")
-        if ngram.width % ((ngram.size - 1) * ngram.heads):
-            remedy = f"must be a multiple of the {(ngram.size - 1) * ngram.heads} heads of all sizes"
-            raise errors.UsageError("model.ngram.width", ngram.width, remedy)
-    return [layer - 1 for layer in layers]
+def feed_forward(config) -> str:
+    """What follows the mixer in every layer."""
+    return "moe" if config.moe.experts else "ffn"

@@ -72,7 +72,7 @@ def export_model(
     published = configs.load("configs/gr.py:flash_next").residual
     if differences(r.to_dict(), published.to_dict(), ignore=("streams", "rank")):
         raise UsageError("residual", dict(r), "a qwen4_exp has GR as published alone: see configs/gr.py")
-    if not (m.output_gate and m.moe.experts and m.moe.shared and set(m.pattern.split(",")) <= {"gdn", "qsa"}):
+    if not (m.output_gate and m.moe.experts and m.moe.shared and {*model.pattern} <= {"gdn", "qsa"}):
         raise UsageError("model.pattern", m.pattern, "a qwen4_exp has gdn and qsa with output_gate, and a MoE, alone")
     vocab = model.embedding.shape[0]
     flat = dict(nnx.to_flat_state(nnx.state(model)))

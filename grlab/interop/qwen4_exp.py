@@ -14,7 +14,7 @@ from grlab import config as configs
 from grlab.errors import UsageError
 from grlab.interop.tensors import Tensor, TensorFolder, Where
 from grlab.layers import ngram
-from grlab.model import Decoder
+from grlab.model import Decoder, check
 
 IGNORED = ("mtp.", "model.mtp.", "model.visual.", "visual.")  # parts of public checkpoints that no row has
 
@@ -110,7 +110,7 @@ def public_config(config: ConfigDict, vocab: int, separator: int, ngram_parts: i
     """The config.json of a checkpoint of our model, as transformers reads it."""
     m, gr = config.model, config.residual
     kinds = {"gdn": "linear_attention", "qsa": "indexed_attention"}
-    pattern = m.pattern.split(",")
+    pattern, with_ngrams = check(m)
     third = round(m.head_dim * m.rope_fraction) // 2 // 3
     return {
         "architectures": ["Qwen4ExpForCausalLM"],
@@ -154,7 +154,7 @@ def public_config(config: ConfigDict, vocab: int, separator: int, ngram_parts: i
         "hc_count": gr.streams,
         "hc_lowrank": gr.rank,
         "eos_token_id": separator,
-        "ple_layer_ids": [int(layer) for layer in m.ngram.layers.split(",") if layer],
+        "ple_layer_ids": [layer + 1 for layer in with_ngrams],
         "ple_embed_dim": m.ngram.width,
         "ple_conv_kernel_size": m.ngram.conv,
         "ngram_size": m.ngram.size,
@@ -175,7 +175,7 @@ class Qwen4Exp:
         self.m, self.vocab, self.prefix = config.model, vocab, prefix
         self.fused, self.ngram_rows = fused, ngram_rows or {}
         self.streams, self.rank = config.residual.streams, config.residual.rank
-        self.pattern = self.m.pattern.split(",")
+        self.pattern, self.with_ngrams = check(self.m)
 
     def tensors(self, model: Decoder) -> Iterator[Tensor]:
         """All of them, in the order of the model."""
@@ -207,7 +207,7 @@ class Qwen4Exp:
 
     def layer(self, name: str, ours: Where, layer: int, period: int) -> Iterator[Tensor]:
         mixer = self.pattern[layer % len(self.pattern)]
-        if str(layer + 1) in self.m.ngram.layers.split(","):
+        if layer in self.with_ngrams:
             yield from self.ngrams(f"{name}.ple", (*ours, "ngram"), layer, period)
         sites = ((f"{mixer}_site", "attn_hyper_connection"), ("moe_site", "mlp_hyper_connection"))
         for site, block in sites:
@@ -311,7 +311,7 @@ class Qwen4Exp:
 
         start = 0
         rows_of_parts = self.ngram_rows.get(layer)
-        for shard, rows in enumerate(rows_of_parts or [table_height(p, self.ngram_index(layer))]):
+        for shard, rows in enumerate(rows_of_parts or [table_height(p, self.with_ngrams.index(layer))]):
             tensor = f"{table}.shard_{shard}.weight" if rows_of_parts else f"{table}.weight"
             where = part("table", slice(start, start + rows))
             yield Tensor(tensor, (rows, p.width // heads), where, lambda t: [t])
@@ -323,14 +323,10 @@ class Qwen4Exp:
         filters = lambda t: [t[:, 0].reshape(n, d, p.conv).transpose(2, 0, 1)]  # noqa: E731
         yield Tensor(f"{name}.conv1d.weight", (n * d, 1, p.conv), part("conv"), filters)
 
-    def ngram_index(self, layer: int) -> int:
-        """Which of the model's n-gram embeddings is the one of `layer`."""
-        return [int(of) for of in self.m.ngram.layers.split(",")].index(layer + 1)
-
     def buffers(self) -> dict[str, np.ndarray]:
         """What a checkpoint says of the hashes, and our config does, too."""
         p, found = self.m.ngram, {}
-        for index, layer in enumerate(int(of) - 1 for of in p.layers.split(",") if of):
+        for index, layer in enumerate(self.with_ngrams):
             rows = ngram.table_rows(p, index)
             values = {
                 "layer_multipliers": ngram.multipliers(self.vocab, p.size, index, p.seed),

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from grlab import errors
 from grlab.ops import streams as ops
 from grlab.ops.matmul import matmul
 from grlab.params import constant, normal
@@ -48,6 +49,20 @@ class Attention(nnx.Module):
         self.key_gain = constant(jnp.zeros(c), ("channel",))
         if config.output_gate:  # AdamW's, as the report on GR has it (arXiv 2608.30320, section 3.1)
             self.output_gate = normal(key, "output_gate", (d, h, c), ("embed", "heads", "channel"), d**-0.5)
+
+    @staticmethod
+    def check(config) -> None:
+        """Raises UsageError for fields that cannot be."""
+        for name in ("heads", "kv_heads", "head_dim", "rope_theta"):
+            errors.positive(f"model.{name}", config[name])
+        if config.heads % config.kv_heads:
+            raise errors.UsageError("model.kv_heads", config.kv_heads, f"must divide model.heads={config.heads}")
+        if not 0 < config.rope_fraction <= 1:
+            raise errors.UsageError("model.rope_fraction", config.rope_fraction, "must lie in (0, 1]")
+        if turned(config) % 2 or not turned(config):
+            field = "head_dim" if config.rope_fraction == 1 else "rope_fraction"
+            remedy = f"RoPE turns channels in pairs: {turned(config)} of model.head_dim={config.head_dim} must be even"
+            raise errors.UsageError(f"model.{field}", config[field], remedy)
 
     def __call__(self, x_BxTxD: jax.Array, documents_BxT: jax.Array | None = None):
         """(y [B, T, D], no statistics); with `documents_BxT` a token sees those of its own document alone."""

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from grlab import errors
 from grlab.ops.matmul import matmul
 from grlab.params import normal
 
@@ -20,6 +21,11 @@ class SwiGLU(nnx.Module):
         self.up = normal(key, "up", (d, f), ("embed", "mlp"), initial_std("up", d, f, d**-0.5), muon)
         std = initial_std("down", f, d, f**-0.5 * (2 * config.layers) ** -0.5)
         self.down = normal(key, "down", (f, d), ("mlp", "embed"), std, muon)
+
+    @staticmethod
+    def check(config) -> None:
+        """Raises UsageError for fields that cannot be."""
+        errors.positive("model.ffn", config.ffn)
 
     def __call__(self, x_BxTxD: jax.Array, documents_BxT: jax.Array | None = None):
         """(y [B, T, D], no statistics)."""

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from grlab import errors
 from grlab.layers.attention import by_heads
 from grlab.ops import delta_rule
 from grlab.ops import streams as ops
@@ -50,6 +51,17 @@ class GatedDeltaNet(nnx.Module):
         self.norm_weight = constant(jnp.ones(v), ("channel",))
         std = initial_std("output", heads * v, d, (heads * v) ** -0.5 * (2 * config.layers) ** -0.5)
         self.output = normal(key, "output", (heads, v, d), ("heads", "channel", "embed"), std, muon=(-2, -1))
+
+    @staticmethod
+    def check(config) -> None:
+        """Raises UsageError for fields that cannot be."""
+        gdn = config.gdn
+        for name in ("key_heads", "value_heads", "key_dim", "value_dim", "conv", "chunk"):
+            errors.positive(f"model.gdn.{name}", gdn[name])
+        if gdn.value_heads % gdn.key_heads:
+            raise errors.UsageError("model.gdn.value_heads", gdn.value_heads, f"must be a multiple of {gdn.key_heads}")
+        if gdn.chunk & gdn.chunk - 1:
+            raise errors.UsageError("model.gdn.chunk", gdn.chunk, "must be a power of two")
 
     def __call__(self, x_BxTxD: jax.Array, documents_BxT: jax.Array | None = None):
         """(y [B, T, D], no statistics); with `documents_BxT` state and convolutions start anew in each document."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from grlab import errors
 from grlab.layers.ffn import SwiGLU
 from grlab.ops import streams as ops
 from grlab.ops.grouped import grouped_matmul
@@ -38,6 +39,14 @@ class MoE(nnx.Module):
         if config.moe.shared:
             self.shared = SwiGLU(config, dtype, initial_std, fold(key, "shared"), hidden=config.moe.shared)
             self.shared_gate = normal(key, "shared_gate", (d, 1), ("embed", ""), d**-0.5)
+
+    @staticmethod
+    def check(config) -> None:
+        """Raises UsageError for fields that cannot be."""
+        for name in ("experts", "top_k", "ffn"):
+            errors.positive(f"model.moe.{name}", config.moe[name])
+        if config.moe.top_k > config.moe.experts:
+            raise errors.UsageError("model.moe.top_k", config.moe.top_k, f"at most experts={config.moe.experts}")
 
     def __call__(self, x_BxTxD: jax.Array, documents_BxT: jax.Array | None = None):
         """(y [B, T, D], the router's statistics: scalars in float32).

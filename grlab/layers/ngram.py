@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from grlab import errors
 from grlab.layers.gated_delta_net import short_convolution
 from grlab.ops import streams as ops
 from grlab.params import constant, normal
@@ -59,6 +60,27 @@ class NGramEmbedding(nnx.Module):
         normed_BxTxNxD = ops.rms_norm(gated_BxTxNxD, self.conv_gain[...], self.eps)
         local_BxTxNxD = short_convolution(normed_BxTxNxD, self.conv[...], documents_BxT, dilation=self.size)
         return gated_BxTxNxD + jax.nn.silu(local_BxTxNxD)
+
+
+def layers_of(config) -> list[int]:
+    """The layers, from 0 on, that have an n-gram embedding; UsageError for fields that cannot be."""
+    ngram = config.ngram
+    try:
+        layers = [int(layer) for layer in ngram.layers.split(",") if layer.strip()]
+    except ValueError:
+        layers = [0]
+    if layers != sorted(set(layers)) or any(not 1 <= layer <= config.layers for layer in layers):
+        remedy = f"layers from 1 to {config.layers} in order, separated by commas; none: ''"
+        raise errors.UsageError("model.ngram.layers", ngram.layers, remedy)
+    if layers:
+        for name in ("heads", "width", "rows", "multiple", "conv"):
+            errors.positive(f"model.ngram.{name}", ngram[name])
+        if ngram.size < 2:
+            raise errors.UsageError("model.ngram.size", ngram.size, "at least 2: an n-gram of one is a token")
+        if ngram.width % ((ngram.size - 1) * ngram.heads):
+            remedy = f"must be a multiple of the {(ngram.size - 1) * ngram.heads} heads of all sizes"
+            raise errors.UsageError("model.ngram.width", ngram.width, remedy)
+    return [layer - 1 for layer in layers]
 
 
 def table_rows(ngram, index: int) -> tuple[int, ...]:

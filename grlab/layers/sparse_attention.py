@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from grlab import errors
 from grlab.layers.attention import Attention, rope, turned
 from grlab.ops import streams as ops
 from grlab.params import constant, fold, normal
@@ -89,6 +90,19 @@ class SparseAttention(Attention):
         super().__init__(config, dtype, initial_std, key)
         self.r, self.chosen = config.qsa.block, config.qsa.budget // config.qsa.block
         self.indexer = Indexer(config, dtype, fold(key, "indexer"))
+
+    @staticmethod
+    def check(config) -> None:
+        """Raises UsageError for fields that cannot be."""
+        Attention.check(config)
+        qsa = config.qsa
+        for name in ("heads", "head_dim", "block", "budget"):
+            errors.positive(f"model.qsa.{name}", qsa[name])
+        if qsa.budget % qsa.block:
+            raise errors.UsageError("model.qsa.budget", qsa.budget, f"must be a multiple of block={qsa.block}")
+        if qsa.head_dim < turned(config):
+            remedy = f"at least the {turned(config)} channels of attention's heads that RoPE turns"
+            raise errors.UsageError("model.qsa.head_dim", qsa.head_dim, remedy)
 
     def __call__(self, x_BxTxD: jax.Array, documents_BxT: jax.Array | None = None):
         """(y [B, T, D], {"index_kl": the indexer's loss in nats a query}); documents as in `Attention`."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from grlab.model import Decoder
+from grlab.model import Decoder, check
 
 _ELEMENTWISE = frozenset(
     "add sub mul div rem max min neg abs sign square sqrt rsqrt pow integer_pow exp exp2 log log1p tanh logistic erf "
@@ -28,8 +28,8 @@ def per_token(config: ConfigDict, vocab: int) -> float:
     tokens_BxT = jax.ShapeDtypeStruct((1, config.seq_len), jnp.int32)
     forward = of_jaxpr(jax.make_jaxpr(lambda p, t: nnx.merge(graphdef, p)(t))(params, tokens_BxT).jaxpr)
     # q kᵀ and weights · v: 2 · 2 operations for each head, channel and pair of positions, half of them masked.
-    pattern = model.pattern.split(",")
-    attentions = model.layers * sum(mixer.strip() != "gdn" for mixer in pattern) / len(pattern)
+    pattern, _ = check(model)
+    attentions = model.layers * sum(mixer != "gdn" for mixer in pattern) / len(pattern)
     masked = 2 * model.heads * model.head_dim * config.seq_len * attentions
     return 3 * (forward / config.seq_len - masked)
 

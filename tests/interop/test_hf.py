@@ -199,7 +199,7 @@ def test_what_is_no_checkpoint_is_one_line(tmp_path, capsys):
 
 def test_only_a_qwen4_exp_is_exported(golden, tmp_path):
     _, _, config, model = golden
-    for field, value in (("residual.mix", "free"), ("model.output_gate", False), ("model.pattern", "gdn,attention")):
+    for field, value in (("residual.mix", "free"), ("model.output_gate", False), ("model.moe.shared", 0)):
         other = config.copy_and_resolve_references()
         other.update_from_flattened_dict({field: value})
         with pytest.raises(UsageError, match="a qwen4_exp has"):
