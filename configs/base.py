@@ -81,7 +81,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     c.residual = residual("prenorm")
 
     o = c.optim = ml_collections.ConfigDict()
-    o.name = "adamw"  # adamw | muon: the matrices of attention and FFN by Muon, all else by AdamW
+    o.name = "adamw"  # adamw | muon: the linear maps of the sublayers by Muon, all else by AdamW
     o.lr = 3e-3  # the peak
     o.lr_factor = 1.0  # multiplies lr: for a row at twice or four times its own rate
     o.schedule = "cosine"  # cosine | constant, both after the warm-up

@@ -31,6 +31,39 @@ def test_groups(row):
         assert (optimizer.group(config.optim, variable) == "muon") is sublayer, path
 
 
+LINEAR_MAPS = {  # of the kinds of layers, by module
+    "gdn": {"query", "key", "value", "output"},
+    "qsa": {"query", "key", "value", "output"},
+    "moe": {"gate", "up", "down"},
+    "shared": {"gate", "up", "down"},
+    "ngram": {"key", "value"},
+    "indexer": set(),
+}
+NO_DECAY = {
+    "query_gain",
+    "key_gain",
+    "stream_gain",
+    "conv_gain",
+    "conv",
+    "table",
+    "norm_weight",
+    "decay_log",
+    "decay_bias",
+}
+
+
+def test_groups_of_every_kind_of_layer():
+    """Muon has the linear maps; AdamW gates, router, decays, filters, indexer and the table, which does not decay."""
+    config = rows.tiny("gr", *rows.HYBRID, "optim.name=muon")
+    seen = set()
+    for path, variable in nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: rows.build(config)))):
+        if len(path) > 1 and path[-2] in LINEAR_MAPS:
+            seen.add(path[-2])
+            assert (optimizer.group(config.optim, variable) == "muon") is (path[-1] in LINEAR_MAPS[path[-2]]), path
+            assert variable.decay is (path[-1] not in NO_DECAY), path
+    assert seen == LINEAR_MAPS.keys()
+
+
 def test_muon_orthogonalises_each_matrix_by_itself():
     """The update of a stack of layers and heads is, matrix by matrix, what optax's Muon gives that matrix alone."""
     config = rows.tiny("gr", "optim.name=muon", "optim.warmup=0", "optim.clip=1e9", "optim.weight_decay=0.0")
