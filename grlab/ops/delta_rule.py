@@ -36,7 +36,8 @@ def recurrent(q_BxTxHxK, k_BxTxHxK, v_BxTxHxGxV, g_BxTxHxG, beta_BxTxHxG, docume
 
 def chunked(q_BxTxHxK, k_BxTxHxK, v_BxTxHxGxV, g_BxTxHxG, beta_BxTxHxG, documents_BxT=None, chunk: int = 64):
     """The same by chunks: within one the writes depend on each other by a triangular system, solved for all chunks at
-    once, and only the state goes from chunk to chunk (the UT transform of arXiv 2406.06484, with decay)."""
+    once, and only the state goes from chunk to chunk (the UT transform of arXiv 2406.06484, with decay). `chunk` is a
+    power of two."""
     b, t, h, k = k_BxTxHxK.shape
     n = -(-t // chunk)
 
