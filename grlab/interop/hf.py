@@ -66,14 +66,23 @@ def export_model(
 ) -> None:
     """Writes our model as a `qwen4_exp` checkpoint of float32, which transformers and `import_model` read.
 
-    Raises UsageError for a model that is none: another residual than GR as published, or other sublayers.
+    That documents are kept apart (model.separate_documents) no tensor tells: transformers reads a text as one. Raises
+    UsageError for a model that is none: another residual than GR as published, or other sublayers.
     """
-    m, r = config.model, config.residual
-    published = configs.load("configs/gr.py:flash_next").residual
-    if differences(r.to_dict(), published.to_dict(), ignore=("streams", "rank")):
-        raise UsageError("residual", dict(r), "a qwen4_exp has GR as published alone: see configs/gr.py")
-    if not (m.output_gate and m.moe.experts and m.moe.shared and {*model.pattern} <= {"gdn", "qsa"}):
-        raise UsageError("model.pattern", m.pattern, "a qwen4_exp has gdn and qsa with output_gate, and a MoE, alone")
+    published = configs.load("configs/gr.py:flash_next")
+    free = ("streams", "rank", "init_std", "rounding", "stream_dtype")  # sizes, and what no tensor tells
+    for name, (ours, theirs) in differences(config.residual.to_dict(), published.residual.to_dict(), free).items():
+        raise UsageError(f"residual.{name}", ours, f"a qwen4_exp has GR as published: {theirs!r}")
+    m = config.model
+    for name, value, fits in (
+        ("pattern", m.pattern, {*model.pattern} <= {"gdn", "qsa"}),
+        ("output_gate", m.output_gate, m.output_gate),
+        ("moe.experts", m.moe.experts, m.moe.experts > 0),
+        ("moe.shared", m.moe.shared, m.moe.shared > 0),
+    ):
+        if not fits:
+            remedy = "a qwen4_exp has layers of gdn and qsa, with output_gate, experts and a shared one"
+            raise UsageError(f"model.{name}", value, remedy)
     vocab = model.embedding.shape[0]
     flat = dict(nnx.to_flat_state(nnx.state(model)))
     layout = qwen4_exp.Qwen4Exp(config, vocab)
@@ -118,7 +127,7 @@ def import_residual(path: str | Path) -> ResidualPart:
         fields, layers = config.residual.to_dict(), config.model.layers
         width, eps = config.model.width, config.model.norm_eps
         tensors = list(qwen4_exp.layout(folder, config, vocab).residual())
-    check(folder, {t.name: t.shape for t in tensors}, [n for n in folder.shapes if n not in {t.name for t in tensors}])
+    check(folder, {t.name: t.shape for t in tensors}, ignored=("",))  # whatever else there is
 
     def build():
         key = jax.random.key(0)

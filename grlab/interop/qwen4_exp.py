@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from grlab import config as configs
-from grlab.errors import UsageError
+from grlab.errors import UsageError, first_line
 from grlab.interop.tensors import Tensor, TensorFolder, Where
 from grlab.layers import ngram
 from grlab.model import Decoder, check
@@ -19,83 +19,106 @@ from grlab.model import Decoder, check
 IGNORED = ("mtp.", "model.mtp.", "model.visual.", "visual.")  # parts of public checkpoints that no row has
 
 
+# What transformers (5.24.0) takes where a config.json has no such field.
+DEFAULTS = {
+    "hidden_act": "silu", "norm_topk_prob": True, "attention_bias": False, "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6, "head_dim": 256, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "router_aux_loss_coef": 0.001, "hc_count": 4, "hc_lowrank": 320, "ple_conv_kernel_size": 4, "ngram_size": 3,
+    "heads_per_ngram": 8, "ngram_vocab_size_base": 20_000_000, "make_ngram_vocab_size_divisible_by": 128,
+    "seed": 1234,
+}  # fmt: skip
+MIXERS = {"linear_attention": "gdn", "full_attention": "qsa", "indexed_attention": "qsa"}
+
+
 def read_config(folder: TensorFolder, overrides: Sequence[str] = ()) -> tuple[ConfigDict, int, int]:
     """(our config, the vocabulary, the separator) of a `qwen4_exp` checkpoint.
 
     What its config.json does not say is configs/gr.py's at the scale flash_next, with `overrides`. Raises UsageError
-    for what is not a `qwen4_exp` and for settings that our model does not have.
+    for what is not a `qwen4_exp`, for settings that our model does not have, and for an override of what it says.
     """
-    theirs = folder.config.get("text_config", folder.config)
     field = str(folder.path / "config.json")
+    theirs = DEFAULTS | folder.config.get("text_config", folder.config)
     if theirs.get("model_type") not in ("qwen4_exp_text", "qwen4_exp"):
         raise UsageError(field, theirs.get("model_type"), "model_type must be qwen4_exp_text")
-    rope = theirs.get("rope_parameters") or {}
+    _refuse_others(field, theirs)
+    try:
+        found = _fields(theirs)
+    except (KeyError, TypeError, ValueError) as e:
+        raise UsageError(field, first_line(e), "is missing there, or is not what it should be") from e
+    for override in overrides:
+        name, _, value = override.partition("=")
+        if name in found:
+            raise UsageError(name, value, f"is the checkpoint's own ({found[name]!r}): leave it out")
+    config = configs.load("configs/gr.py:flash_next", overrides)
+    config.update_from_flattened_dict(found)
+    eos = theirs.get("eos_token_id")
+    separator = eos[0] if isinstance(eos, list) else eos
+    return config, theirs["vocab_size"], 0 if separator is None else separator
+
+
+def _refuse_others(field: str, theirs: dict) -> None:
+    """Raises for a setting that our model does not have."""
     for name, value, only in (
-        ("hidden_act", theirs.get("hidden_act", "silu"), "silu"),
+        ("hidden_act", theirs["hidden_act"], "silu"),
         ("output_gate_type", theirs.get("output_gate_type") or "silu", "sigmoid"),
-        ("norm_topk_prob", theirs.get("norm_topk_prob", True), True),
-        ("attention_bias", theirs.get("attention_bias", False), False),
-        ("tie_word_embeddings", theirs.get("tie_word_embeddings", False), False),
-        ("rope_type", rope.get("rope_type", "default"), "default"),
+        ("norm_topk_prob", theirs["norm_topk_prob"], True),
+        ("attention_bias", theirs["attention_bias"], False),
+        ("tie_word_embeddings", theirs["tie_word_embeddings"], False),
+        ("rope_type", (theirs.get("rope_parameters") or {}).get("rope_type", "default"), "default"),
     ):
         if value != only:
             raise UsageError(f"{field}: {name}", value, f"this model has {only!r} alone")
-    names = {"linear_attention": "gdn", "full_attention": "qsa", "indexed_attention": "qsa"}
-    mixers = [names[kind] for kind in theirs["layer_types"]]
-    eos = theirs.get("eos_token_id")
-    ngrams = theirs.get("ple_layer_ids") or []
+    if not theirs.get("shared_expert_intermediate_size"):
+        raise UsageError(f"{field}: shared_expert_intermediate_size", 0, "this model has a shared expert")
 
-    config = configs.load("configs/gr.py:flash_next", overrides)
-    m = config.model
-    with config.unlocked():
-        m.update(
-            layers=theirs["num_hidden_layers"],
-            width=theirs["hidden_size"],
-            heads=theirs["num_attention_heads"],
-            kv_heads=theirs["num_key_value_heads"],
-            head_dim=theirs["head_dim"],
-            rope_theta=float(rope["rope_theta"]),
-            rope_fraction=float(rope.get("partial_rotary_factor", 1.0)),
-            norm_eps=theirs["rms_norm_eps"],
-            output_gate=True,
-            pattern=",".join(_period(mixers)),
-            separate_documents=False,
-            vocab=theirs["vocab_size"],
-        )
-        m.gdn.update(
-            key_heads=theirs["linear_num_key_heads"],
-            value_heads=theirs["linear_num_value_heads"],
-            key_dim=theirs["linear_key_head_dim"],
-            value_dim=theirs["linear_value_head_dim"],
-            conv=theirs["linear_conv_kernel_dim"],
-        )
-        m.qsa.update(
-            budget=theirs["indexer_budget"],
-            block=theirs["indexer_compress_ratio"],
-            heads=theirs["indexer_n_heads"],
-            head_dim=theirs["indexer_head_dim"],
-        )
-        m.moe.update(
-            experts=theirs["num_experts"],
-            top_k=theirs["num_experts_per_tok"],
-            ffn=theirs["moe_intermediate_size"],
-            shared=theirs["shared_expert_intermediate_size"],
-            balance=theirs.get("router_aux_loss_coef", 0.001),
-        )
-        m.ngram.layers = ",".join(map(str, ngrams))
-        if ngrams:
-            m.ngram.update(
-                size=theirs["ngram_size"],
-                heads=theirs["heads_per_ngram"],
-                rows=theirs["ngram_vocab_size_base"],
-                multiple=theirs["make_ngram_vocab_size_divisible_by"],
-                width=theirs.get("ple_embed_dim") or theirs["hidden_size"],
-                conv=theirs["ple_conv_kernel_size"],
-                seed=theirs["seed"],
-            )
-        config.residual.update(streams=theirs["hc_count"], rank=theirs["hc_lowrank"])
-    separator = eos[0] if isinstance(eos, list) else eos
-    return config, theirs["vocab_size"], 0 if separator is None else separator
+
+def _fields(theirs: dict) -> dict[str, object]:
+    """The fields of our config that a config.json gives."""
+    rope = theirs["rope_parameters"]
+    interval = theirs.get("full_attention_interval", 4)
+    kinds = theirs.get("layer_types") or [
+        "indexed_attention" if (i + 1) % interval == 0 else "linear_attention"
+        for i in range(theirs["num_hidden_layers"])
+    ]
+    found = {
+        "layers": theirs["num_hidden_layers"],
+        "width": theirs["hidden_size"],
+        "heads": theirs["num_attention_heads"],
+        "kv_heads": theirs["num_key_value_heads"],
+        "head_dim": theirs["head_dim"],
+        "rope_theta": float(rope["rope_theta"]),
+        "rope_fraction": float(rope.get("partial_rotary_factor", 1.0)),
+        "norm_eps": float(theirs["rms_norm_eps"]),
+        "output_gate": True,
+        "pattern": ",".join(_period([MIXERS[kind] for kind in kinds])),
+        "separate_documents": False,
+        "vocab": theirs["vocab_size"],
+        "gdn.key_heads": theirs["linear_num_key_heads"],
+        "gdn.value_heads": theirs["linear_num_value_heads"],
+        "gdn.key_dim": theirs["linear_key_head_dim"],
+        "gdn.value_dim": theirs["linear_value_head_dim"],
+        "gdn.conv": theirs["linear_conv_kernel_dim"],
+        "qsa.budget": theirs["indexer_budget"],
+        "qsa.block": theirs["indexer_compress_ratio"],
+        "qsa.heads": theirs["indexer_n_heads"],
+        "qsa.head_dim": theirs["indexer_head_dim"],
+        "moe.experts": theirs["num_experts"],
+        "moe.top_k": theirs["num_experts_per_tok"],
+        "moe.ffn": theirs["moe_intermediate_size"],
+        "moe.shared": theirs["shared_expert_intermediate_size"],
+        "moe.balance": float(theirs["router_aux_loss_coef"]),
+        "ngram.layers": ",".join(map(str, theirs.get("ple_layer_ids") or [])),
+        "ngram.size": theirs["ngram_size"],
+        "ngram.heads": theirs["heads_per_ngram"],
+        "ngram.rows": theirs["ngram_vocab_size_base"],
+        "ngram.multiple": theirs["make_ngram_vocab_size_divisible_by"],
+        "ngram.width": theirs.get("ple_embed_dim") or theirs["hidden_size"],
+        "ngram.conv": theirs["ple_conv_kernel_size"],
+        "ngram.seed": theirs["seed"],
+    }
+    of_residual = {"residual.streams": theirs["hc_count"], "residual.rank": theirs["hc_lowrank"]}
+    return {f"model.{name}": value for name, value in found.items()} | of_residual
 
 
 def _period(mixers: list[str]) -> list[str]:
@@ -375,4 +398,11 @@ def layout(folder: TensorFolder, config: ConfigDict, vocab: int) -> Qwen4Exp:
             layer, shard = map(int, found.groups())
             parts.setdefault(layer, {})[shard] = shape[0]
     rows = {layer: [of[shard] for shard in sorted(of)] for layer, of in parts.items()}
-    return Qwen4Exp(config, vocab, prefix, fused, rows)
+    found = Qwen4Exp(config, vocab, prefix, fused, rows)
+    for layer, of_parts in rows.items():
+        height = table_height(config.model.ngram, found.with_ngrams.index(layer)) if layer in found.with_ngrams else 0
+        if sum(of_parts) != height:
+            name = f"{prefix}layers.{layer}.ple.ple_embedding.ngram_embedding"
+            remedy = f"the {len(of_parts)} shards of {name} have {sum(of_parts):,} rows instead of {height:,}"
+            raise UsageError("--hf", str(folder.path), remedy)
+    return found

@@ -26,15 +26,17 @@ class TensorFolder:
         """Raises UsageError where there is no such checkpoint."""
         self.path = Path(folder)
         self.config = self._json("config.json")
+        if not isinstance(self.config, dict):
+            raise UsageError("--hf", str(folder), "config.json is not a JSON object")
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._file_of: dict[str, Path] = {}
         self._opened: tuple[Path, safetensors.safe_open] | None = None
         if (self.path / INDEX).exists():
-            files = sorted({self.path / name for name in self._json(INDEX)["weight_map"].values()})
+            files = sorted({self.path / name for name in self._json(INDEX).get("weight_map", {}).values()})
         else:
             files = sorted(self.path.glob("*.safetensors"))
         if not files:
-            raise UsageError("--hf", str(folder), "holds no *.safetensors file")
+            raise UsageError("--hf", str(folder), "has no *.safetensors file")
         for file in files:
             with self._open(file) as tensors:
                 for name in tensors.keys():
@@ -54,7 +56,7 @@ class TensorFolder:
         except (OSError, safetensors.SafetensorError) as e:
             raise UsageError("--hf", str(self.path), f"{file.name} cannot be read ({first_line(e)})") from e
 
-    def _json(self, name: str) -> dict:
+    def _json(self, name: str):
         try:
             return json.loads((self.path / name).read_text())
         except OSError:

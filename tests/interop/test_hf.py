@@ -2,7 +2,11 @@
 
 Error is max|a - b| / max|b| of an array. Measured: logits 2.1e-6 and 6e-7, streams at most 1.4e-6.
 
-Seen to fail with each of these put into the code: {MUTATIONS}
+Seen to fail with each of these put into the code: attention's query and gate, or a Gated DeltaNet's query and key, one
+for the other; taps reversed; 1 + w in its norm; no bias in its decay; q not scaled; RoPE on all channels; no tail
+beside the chosen blocks, a block's key turned by its last place, scores without ReLU; experts' weights that do not sum
+to 1; a shared expert without its gate; n-grams across separators, with taps next to each other, without the sign of
+their gate, or with one hash for all layers.
 """
 
 import json
@@ -186,8 +190,38 @@ def test_other_models_are_refused(field, value, line, tmp_path):
         hf.import_model(folder)
 
 
+@pytest.mark.parametrize("rows_left", [0, 3])
+def test_a_table_that_is_not_whole_is_refused(rows_left, tmp_path):
+    def change(found):
+        name = "model.layers.0.ple.ple_embedding.ngram_embedding.shard_10.weight"
+        shard = found.pop(name)
+        if rows_left:
+            found[name] = shard[:rows_left].copy()
+
+    folder = rewrite(GOLDENS / "qwen4_exp_hc3", tmp_path / "bad", change)
+    with pytest.raises(
+        UsageError, match="shards of model.layers.0.ple.ple_embedding.ngram_embedding have .* rows instead of"
+    ):
+        hf.import_model(folder)
+
+
+def test_what_the_checkpoint_says_is_not_overridden():
+    with pytest.raises(UsageError, match="model.layers='2': is the checkpoint's own \\(8\\): leave it out"):
+        hf.import_model(GOLDENS / "qwen4_exp_hc4", overrides=["model.layers=2"])
+
+
+@pytest.mark.parametrize("change", [{"layer_types": ["sliding"] * 8}, {"num_experts": None}, {"rope_parameters": {}}])
+def test_a_config_that_lacks_something_is_one_line(change, tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(GOLDENS / "qwen4_exp_hc4", folder)
+    there = {k: v for k, v in (json.loads((folder / "config.json").read_text()) | change).items() if v is not None}
+    (folder / "config.json").write_text(json.dumps(there))
+    with pytest.raises(UsageError, match="is missing there, or is not what it should be"):
+        hf.import_model(folder)
+
+
 def test_what_is_no_checkpoint_is_one_line(tmp_path, capsys):
-    for folder, line in ((tmp_path / "none", "there is no config.json"), (tmp_path, "holds no *.safetensors file")):
+    for folder, line in ((tmp_path / "none", "there is no config.json"), (tmp_path, "has no *.safetensors file")):
         if folder.exists():
             (folder / "config.json").write_text("{}")
         assert launch.main(["analyze", f"--hf={folder}"]) == 2
@@ -202,7 +236,7 @@ def test_only_a_qwen4_exp_is_exported(golden, tmp_path):
     for field, value in (("residual.mix", "free"), ("model.output_gate", False), ("model.moe.shared", 0)):
         other = config.copy_and_resolve_references()
         other.update_from_flattened_dict({field: value})
-        with pytest.raises(UsageError, match="a qwen4_exp has"):
+        with pytest.raises(UsageError, match=f"{field}=.* a qwen4_exp has"):
             hf.export_model(other, model, tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
