@@ -41,7 +41,7 @@ def jaxpr_of_gradient(model, tokens_BxT) -> str:
 
 
 MIXED = [(row, rows.HYBRID) for row in ("prenorm", "gr", "scalars", "attnres")]  # around every kind of layer
-# A gradient of a learned scalar is a sum over tokens and channels; one of them cancels here, and rounding is left of it.
+# A gradient of a learned scalar is a sum over tokens and channels: one of them cancels here, and leaves rounding.
 SMOOTH = [case for case in MIXED if case[0] != "scalars"]
 
 
