@@ -15,7 +15,7 @@ from grlab import config as configs
 from grlab import parallel, residual
 from grlab.config import differences
 from grlab.errors import UsageError
-from grlab.interop import deepseek_v4, qwen4_exp
+from grlab.interop import deepseek_v4, qwen4_config, qwen4_exp
 from grlab.interop.tensors import Parameters, TensorFolder, Where, check, write
 from grlab.model import Decoder
 from grlab.residual.stream import Site
@@ -31,7 +31,7 @@ def import_model(
     that are unknown, missing or mis-shaped.
     """
     folder = TensorFolder(path)
-    config, vocab, separator = qwen4_exp.read_config(folder, overrides)
+    config, vocab, separator = qwen4_config.read_config(folder, overrides)
     model = nnx.eval_shape(lambda: Decoder(config.model, config.residual, vocab, jax.random.key(0), separator))
     layout = qwen4_exp.layout(folder, config, vocab)
     tensors = list(layout.tensors(model))
@@ -95,7 +95,7 @@ def export_model(
             yield tensor.name, out
         yield from layout.buffers().items()
 
-    write(path, qwen4_exp.public_config(config, vocab, separator), tensors(), file_bytes)
+    write(path, qwen4_config.public_config(config, vocab, separator), tensors(), file_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ def import_residual(path: str | Path) -> ResidualPart:
         layers, width, eps = theirs["num_hidden_layers"], theirs["hidden_size"], theirs["rms_norm_eps"]
         tensors = list(deepseek_v4.residual(folder, layers, width, theirs["hc_mult"]))
     else:
-        config, vocab, _ = qwen4_exp.read_config(folder)
+        config, vocab, _ = qwen4_config.read_config(folder)
         fields, layers = config.residual.to_dict(), config.model.layers
         width, eps = config.model.width, config.model.norm_eps
         tensors = list(qwen4_exp.layout(folder, config, vocab).residual())

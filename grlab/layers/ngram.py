@@ -33,7 +33,7 @@ class NGramEmbedding(nnx.Module):
         self.rows = table_rows(ngram, index)
         self.multipliers = multipliers(vocab, ngram.size, index, ngram.seed)
         heads = len(self.rows)
-        rows = -(-sum(self.rows) // ngram.multiple) * ngram.multiple
+        rows = table_height(ngram, index)
         e = ngram.width
         # Without weight decay, which would wear off the rows that are seldom looked up (report, section 3.1).
         self.table = normal(
@@ -92,6 +92,11 @@ def table_rows(ngram, index: int) -> tuple[int, ...]:
             primes.append(candidate)
         candidate += 1
     return tuple(primes[index * heads :])
+
+
+def table_height(ngram, index: int) -> int:
+    """The rows of all heads' tables together, filled up to a multiple of `ngram.multiple`."""
+    return -(-sum(table_rows(ngram, index)) // ngram.multiple) * ngram.multiple
 
 
 def multipliers(vocab: int, size: int, index: int, seed: int) -> tuple[int, ...]:

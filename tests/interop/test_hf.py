@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 import launch
 from grlab import parallel
 from grlab.errors import UsageError
-from grlab.interop import hf, qwen4_exp, tensors
+from grlab.interop import hf, qwen4_config, qwen4_exp, tensors
 from grlab.model import Context
 from tests import rows
 from tests.residual.functional import error
@@ -265,7 +265,7 @@ def test_a_model_on_a_mesh_is_read_by_its_rules(golden, read):
 def test_a_part_of_a_parameter_is_read_from_its_tensors_alone(read):
     """Of experts stacked over layers, experts 2 and 3 of the second period: two tensors."""
     folder = tensors.TensorFolder(GOLDENS / "qwen4_exp_hc4")
-    config, vocab, separator = qwen4_exp.read_config(folder)
+    config, vocab, separator = qwen4_config.read_config(folder)
     _, model = hf.import_model(GOLDENS / "qwen4_exp_hc4")
     layout = qwen4_exp.layout(folder, config, vocab)
     parameters = tensors.Parameters(folder, list(layout.tensors(model)))
