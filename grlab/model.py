@@ -15,6 +15,7 @@ from grlab.layers.gated_delta_net import GatedDeltaNet
 from grlab.layers.moe import MoE
 from grlab.layers.sparse_attention import SparseAttention
 from grlab.ops.matmul import matmul
+from grlab.ops.mesh import split_by_batch, with_whole_rows
 from grlab.params import fold, normal
 
 MIXERS = {"attention": Attention, "gdn": GatedDeltaNet, "qsa": SparseAttention}
@@ -53,10 +54,10 @@ class Layer(nnx.Module):
         mixer, feed_forward = (getattr(self, name) for name in self.sublayers)
         site, next_site = (getattr(self, f"{name}_site") for name in self.sublayers)
         x_BxTxD, gates = site.read(stream)
-        y_BxTxD, of_mixer = mixer(x_BxTxD, context.documents_BxT)
-        stream, x_BxTxD, gates = site.write_read(stream, y_BxTxD, gates, next_site)
-        y_BxTxD, of_feed_forward = feed_forward(x_BxTxD, context.documents_BxT)
-        return next_site.write(stream, y_BxTxD, gates), of_mixer | of_feed_forward
+        y_BxTxD, of_mixer = mixer(split_by_batch(x_BxTxD), context.documents_BxT)
+        stream, x_BxTxD, gates = site.write_read(stream, split_by_batch(y_BxTxD), gates, next_site)
+        y_BxTxD, of_feed_forward = feed_forward(split_by_batch(x_BxTxD), context.documents_BxT)
+        return next_site.write(stream, split_by_batch(y_BxTxD), gates), of_mixer | of_feed_forward
 
 
 class Stack(nnx.Module):
@@ -132,9 +133,10 @@ class Decoder(nnx.Module):
 
     def with_statistics(self, tokens_BxT: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The logits, and the statistics of the sublayers: name -> [layers that have it], in their order."""
-        x_BxTxD = self.embedding[...][tokens_BxT].astype(self.dtype)
+        table_VxD = with_whole_rows(self.embedding[...].astype(self.dtype))
+        x_BxTxD = split_by_batch(table_VxD[tokens_BxT])
         stream, statistics = self.run_layers(self.residual.expand(x_BxTxD), tokens_BxT)
-        x_BxTxD = self.residual.collapse(stream)
+        x_BxTxD = split_by_batch(self.residual.collapse(stream))
         return matmul(x_BxTxD, self.head[...].astype(self.dtype), dtype=jnp.float32), statistics
 
     def auxiliary_loss(self, statistics: dict[str, jax.Array]) -> jax.Array | float:

@@ -1,6 +1,7 @@
 """The mesh, and where each array lies on it."""
 
 import math
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -8,17 +9,14 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from grlab import errors
-
-BATCH_AXES = ("data", "fsdp")  # a batch is split over both; parameters over fsdp alone
+from grlab.ops.mesh import BATCH_AXES, BY_BATCH
 
 
 def make_mesh(sizes) -> Mesh:
     """The mesh over all devices with the axes of `config.mesh`; an axis of −1 takes the devices that are left.
 
-    Raises UsageError when the sizes do not multiply to the number of devices, or for more than one process.
+    Raises UsageError when the sizes do not multiply to the number of devices.
     """
-    if jax.process_count() > 1:
-        raise errors.UsageError("processes", jax.process_count(), "a run is one process so far: start it once")
     sizes = dict(sizes)
     devices = jax.device_count()
     free = [axis for axis, size in sizes.items() if size == -1]
@@ -80,7 +78,31 @@ def shardings(tree, mesh: Mesh, rules):
     return jax.tree.map(of, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 
 
-def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """The host's batch as global arrays split over the batch axes; every process holds the same batch."""
-    sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    return {k: jax.make_array_from_callback(v.shape, sharding, lambda i, v=v: v[i]) for k, v in batch.items()}
+class Share(NamedTuple):
+    """The rows that one process reads of a batch of `size`, in order."""
+
+    size: int
+    rows: np.ndarray
+
+
+def share_of(batch_size: int, mesh: Mesh) -> Share:
+    """What this process need read of a batch: the rows that its devices hold."""
+    indices = NamedSharding(mesh, BY_BATCH).addressable_devices_indices_map((batch_size,)).values()
+    return Share(batch_size, np.unique(np.concatenate([np.arange(batch_size)[rows] for (rows,) in indices])))
+
+
+def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, share: Share | None = None) -> dict[str, jax.Array]:
+    """The host's batch as global arrays split over the batch axes: the whole batch, or the rows of `share` of it."""
+    sharding = NamedSharding(mesh, BY_BATCH)
+
+    def put(x):
+        size, rows = share or Share(len(x), np.arange(len(x)))
+
+        def held(index):  # the rows of a device are neighbours in the batch, and so they are in the share
+            start, stop, _ = index[0].indices(size)
+            first = np.searchsorted(rows, start)
+            return x[first : first + stop - start]
+
+        return jax.make_array_from_callback((size, *x.shape[1:]), sharding, held)
+
+    return jax.tree.map(put, batch)

@@ -22,10 +22,27 @@ class _Windows:
         return self._tokens[start : start + self._seq_len + 1].astype(np.int32)
 
 
-def train_batches(train_tokens: np.ndarray, *, seq_len: int, batch_size: int, seed: int) -> grain.MapDataset:
+class _Batches:
+    """Batch `step` is the windows step * batch_size + row of `ordered`, of the rows wanted."""
+
+    def __init__(self, ordered: grain.MapDataset, batch_size: int, rows: Sequence[int]):
+        self._ordered, self._batch_size, self._rows = ordered, batch_size, rows
+
+    def __len__(self) -> int:
+        return len(self._ordered) // self._batch_size
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        first = int(step) * self._batch_size
+        window_BxT1 = np.stack([self._ordered[first + int(row)] for row in self._rows])
+        return {"tokens_BxT": window_BxT1[:, :-1], "targets_BxT": window_BxT1[:, 1:]}
+
+
+def train_batches(
+    train_tokens: np.ndarray, *, seq_len: int, batch_size: int, seed: int, rows: Sequence[int] | None = None
+) -> grain.MapDataset:
     """The training batches: element `step` is {"tokens_BxT", "targets_BxT"}, int32, whatever was read before it.
 
-    An epoch is all windows in an order drawn from the seed and the epoch; epochs follow each other without end, and a
+    With `rows` it is those rows of the batch, and no other window is read. An epoch is all windows in an order drawn from the seed and the epoch; epochs follow each other without end, and a
     batch may lie across two. Raises UsageError when the tokens do not fill one batch.
     """
     positive("seq_len", seq_len)
@@ -37,9 +54,7 @@ def train_batches(train_tokens: np.ndarray, *, seq_len: int, batch_size: int, se
     # grain shuffles epoch e by seed + e: hashed first, so that neighbouring seeds do not share orders.
     (seed32,) = np.random.SeedSequence(seed).generate_state(1)
     ordered = grain.MapDataset.source(windows).shuffle(seed=int(seed32)).repeat()
-    return ordered.batch(batch_size, drop_remainder=True).map(
-        lambda window_BxT1: {"tokens_BxT": window_BxT1[:, :-1], "targets_BxT": window_BxT1[:, 1:]}
-    )
+    return grain.MapDataset.source(_Batches(ordered, batch_size, range(batch_size) if rows is None else rows))
 
 
 def iterate(batches: grain.MapDataset, start_step: int = 0) -> Iterator[dict[str, np.ndarray]]:

@@ -2,15 +2,17 @@
 
 arXiv 2401.06066 (shared and fine-grained experts); the router and the gated shared expert as Qwen3.8-Flash-Next has
 them (report on GR, arXiv 2608.30320; transformers' `qwen4_exp`). Dimensions: B batch, T time, D width, E experts, F
-hidden width of an expert, S tokens of the batch, K experts a token.
+hidden width of an expert, K experts a token, R = B T K rows.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from grlab import errors
 from grlab.layers.ffn import SwiGLU
+from grlab.ops import mesh as meshes
 from grlab.ops import streams as ops
 from grlab.ops.grouped import grouped_matmul
 from grlab.params import fold, normal
@@ -56,41 +58,68 @@ class MoE(nnx.Module):
         `router_entropy` is in nats; `busiest_expert` is the load of the most used expert over the mean load.
         """
         del documents_BxT
-        x_SxD = x_BxTxD.reshape(-1, x_BxTxD.shape[-1])
-        probabilities_SxE = jax.nn.softmax(ops.project(x_SxD, self.router[...], ops.F32), axis=-1)
-        weights_SxK, chosen_SxK = jax.lax.top_k(probabilities_SxE, self.top_k)
-        weights_SxK = weights_SxK / jnp.sum(weights_SxK, axis=-1, keepdims=True)
-        e = probabilities_SxE.shape[1]
-        sizes_E = jnp.bincount(chosen_SxK.reshape(-1), length=e)
+        probabilities_BxTxE = jax.nn.softmax(ops.project(x_BxTxD, self.router[...], ops.F32), axis=-1)
+        weights_BxTxK, chosen_BxTxK = jax.lax.top_k(probabilities_BxTxE, self.top_k)
+        weights_BxTxK = weights_BxTxK / jnp.sum(weights_BxTxK, axis=-1, keepdims=True)
 
-        y_SxD = self._experts(x_SxD, weights_SxK, chosen_SxK, sizes_E)
+        y_BxTxD = self._experts(x_BxTxD, weights_BxTxK, chosen_BxTxK)
         if hasattr(self, "shared"):
-            gate_Sx1 = jax.nn.sigmoid(ops.project(x_SxD, self.shared_gate[...], self.dtype))
+            gate_BxTx1 = jax.nn.sigmoid(ops.project(x_BxTxD, self.shared_gate[...], self.dtype))
             shared_BxTxD, _ = self.shared(x_BxTxD)
-            y_SxD = y_SxD + gate_Sx1 * shared_BxTxD.reshape(x_SxD.shape).astype(ops.F32)
+            y_BxTxD = y_BxTxD + gate_BxTx1 * shared_BxTxD.astype(ops.F32)
 
-        load_E = sizes_E / len(x_SxD)
-        logs_SxE = jnp.log(jnp.maximum(probabilities_SxE, 1e-30))
+        e = probabilities_BxTxE.shape[-1]
+        load_E = jnp.mean(jax.nn.one_hot(chosen_BxTxK, e), axis=(0, 1)).sum(axis=0)
+        logs_BxTxE = jnp.log(jnp.maximum(probabilities_BxTxE, 1e-30))
         statistics = {
-            "balance": e * jnp.sum(load_E * jnp.mean(probabilities_SxE, axis=0)),
-            "router_entropy": -jnp.mean(jnp.sum(probabilities_SxE * logs_SxE, axis=-1)),
+            "balance": e * jnp.sum(load_E * jnp.mean(probabilities_BxTxE, axis=(0, 1))),
+            "router_entropy": -jnp.mean(jnp.sum(probabilities_BxTxE * logs_BxTxE, axis=-1)),
             "busiest_expert": jnp.max(load_E) * e / self.top_k,
         }
-        return y_SxD.astype(self.dtype).reshape(x_BxTxD.shape), statistics
+        return y_BxTxD.astype(self.dtype), statistics
 
-    def _experts(self, x_SxD, weights_SxK, chosen_SxK, sizes_E):
-        """The weighted sum of each token's experts, [S, D] in float32: rows sorted by expert, and back."""
-        s, k = chosen_SxK.shape
-        order_R = jnp.argsort(chosen_SxK.reshape(-1), stable=True)
-        back_R = jnp.argsort(order_R)
-        x_RxD = permute(jnp.repeat(x_SxD, k, axis=0), order_R, back_R)
+    def _experts(self, x_BxTxD, weights_BxTxK, chosen_BxTxK):
+        """The weighted sum of each token's experts, [B, T, D] in float32.
 
-        def expert(x, w):
-            return grouped_matmul(x, w[...].astype(self.dtype), sizes_E)
+        On a mesh a device sorts the tokens that it has, and works on those of them that go to an expert of its own; the
+        sum over the axes that split the experts and their hidden channels makes them whole.
+        """
+        matrices = [w[...].astype(self.dtype) for w in (self.gate, self.up, self.down)]
+        if (mesh := meshes.current()) is None:
+            return _experts_here(x_BxTxD, weights_BxTxK, chosen_BxTxK, *matrices, first=0)
+        e, _, f = matrices[0].shape
+        expert = "expert" if e % mesh.shape["expert"] == 0 else None
+        tensor = "tensor" if f % mesh.shape["tensor"] == 0 else None
+        split = tuple(axis for axis in (expert, tensor) if axis)
 
-        y_RxD = expert(jax.nn.silu(expert(x_RxD, self.gate)) * expert(x_RxD, self.up), self.down)
-        y_SxKxD = permute(y_RxD, back_R, order_R).reshape(s, k, -1)
-        return jnp.sum(weights_SxK[..., None] * y_SxKxD.astype(ops.F32), axis=1)
+        def on_a_device(x, weights, chosen, gate, up, down):
+            first = jax.lax.axis_index(expert) * len(gate) if expert else 0
+            y = _experts_here(x, weights, chosen, gate, up, down, first=first)
+            return jax.lax.psum(y, split) if split else y
+
+        wide, narrow = PartitionSpec(expert, None, tensor), PartitionSpec(expert, tensor, None)
+        of_tokens = (meshes.BY_BATCH,) * 3
+        specs = {"in_specs": (*of_tokens, wide, wide, narrow), "out_specs": meshes.BY_BATCH}
+        return jax.shard_map(on_a_device, mesh=mesh, check_vma=False, **specs)(
+            x_BxTxD, weights_BxTxK, chosen_BxTxK, *matrices
+        )
+
+
+def _experts_here(x_BxTxD, weights_BxTxK, chosen_BxTxK, gate_ExDxF, up_ExDxF, down_ExFxD, *, first):
+    """The weighted sum of the experts `first` .. first + E − 1 of each token: rows sorted by expert, and back."""
+    (b, t, d), k, e = x_BxTxD.shape, chosen_BxTxK.shape[-1], len(gate_ExDxF)
+    expert_R = chosen_BxTxK.reshape(-1) - first
+    expert_R = jnp.where((expert_R >= 0) & (expert_R < e), expert_R, e)  # those of other devices come last
+    order_R = jnp.argsort(expert_R, stable=True)
+    back_R = jnp.argsort(order_R)
+    sizes_E = jnp.bincount(expert_R, length=e)
+    ours_Rx1 = (jnp.arange(len(order_R)) < jnp.sum(sizes_E))[:, None]
+    x_RxD = permute(jnp.repeat(x_BxTxD.reshape(-1, d), k, axis=0), order_R, back_R)
+    x_RxD = jnp.where(ours_Rx1, x_RxD, 0)  # and so their gradients
+    gate_RxF, up_RxF = (grouped_matmul(x_RxD, w_ExDxF, sizes_E) for w_ExDxF in (gate_ExDxF, up_ExDxF))
+    y_RxD = jnp.where(ours_Rx1, grouped_matmul(jax.nn.silu(gate_RxF) * up_RxF, down_ExFxD, sizes_E), 0)
+    y_BxTxKxD = permute(y_RxD, back_R, order_R).reshape(b, t, k, d)
+    return jnp.sum(weights_BxTxK[..., None] * y_BxTxKxD.astype(ops.F32), axis=2)
 
 
 @jax.custom_vjp

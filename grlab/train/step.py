@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from grlab import parallel
 from grlab.model import Decoder, token_nats
+from grlab.ops.mesh import traced_for
 from grlab.params import fold
 from grlab.train import optimizer
 
@@ -88,7 +89,8 @@ def make_trainer(config, vocab: int, mesh: Mesh, separator: int = 0) -> Trainer:
         return jax.tree.map(lambda x: x / parts, total)
 
     def step(state: State, batch):
-        metrics, grads = metrics_and_grads(state.params, batch)
+        with traced_for(mesh):
+            metrics, grads = metrics_and_grads(state.params, batch)
         squares = jax.tree.map(lambda g: jnp.sum(jnp.square(g.astype(jnp.float32))), grads)
         metrics |= {
             "grad_norm": jnp.sqrt(sum(jax.tree.leaves(squares))),
@@ -98,11 +100,15 @@ def make_trainer(config, vocab: int, mesh: Mesh, separator: int = 0) -> Trainer:
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         return State(optax.apply_updates(state.params, updates), opt_state, state.step + 1), metrics
 
+    def logits(params, tokens_BxT):
+        with traced_for(mesh):
+            return nnx.merge(graphdef, params)(tokens_BxT)
+
     def nats(params, tokens_BxT, targets_BxT):
-        return token_nats(nnx.merge(graphdef, params)(tokens_BxT), targets_BxT)
+        return token_nats(logits(params, tokens_BxT), targets_BxT)
 
     def greedy(params, tokens_BxT, targets_BxT):
-        return jnp.argmax(nnx.merge(graphdef, params)(tokens_BxT), axis=-1) == targets_BxT
+        return jnp.argmax(logits(params, tokens_BxT), axis=-1) == targets_BxT
 
     jit_init = jax.jit(init, out_shardings=shardings)
     abstract = jax.tree.map(
@@ -113,7 +119,7 @@ def make_trainer(config, vocab: int, mesh: Mesh, separator: int = 0) -> Trainer:
     return Trainer(
         abstract=abstract,
         init=lambda: jit_init(key),
-        step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)),
+        step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, whole)),
         nats=jax.jit(nats, out_shardings=whole),
         greedy=jax.jit(greedy, out_shardings=whole),
     )

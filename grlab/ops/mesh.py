@@ -1,0 +1,42 @@
+"""What a layer may know of the mesh of devices that it is traced for."""
+
+import contextlib
+import contextvars
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+BATCH_AXES = ("data", "fsdp")  # a batch is split over both; parameters over fsdp alone
+BY_BATCH = PartitionSpec(BATCH_AXES)
+
+_MESH: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
+
+
+@contextlib.contextmanager
+def traced_for(mesh: Mesh):
+    """Within it, layers are traced for the devices of `mesh`."""
+    token = _MESH.set(mesh)
+    try:
+        yield
+    finally:
+        _MESH.reset(token)
+
+
+def current() -> Mesh | None:
+    """The mesh, or None where there is one device: nothing is split then."""
+    mesh = _MESH.get()
+    return None if mesh is None or mesh.size == 1 else mesh
+
+
+def split_by_batch(x_Bx_: jax.Array) -> jax.Array:
+    """`x`, each device holding its rows of the batch whole: without it XLA may split activations as the parameters."""
+    mesh = current()
+    return x_Bx_ if mesh is None else jax.lax.with_sharding_constraint(x_Bx_, NamedSharding(mesh, BY_BATCH))
+
+
+def with_whole_rows(w_RxD: jax.Array) -> jax.Array:
+    """A table to look rows up in, each row on one device: of split rows XLA would make whole ones by way of all."""
+    mesh = current()
+    if mesh is None:
+        return w_RxD
+    return jax.lax.with_sharding_constraint(w_RxD, NamedSharding(mesh, PartitionSpec(PartitionSpec.UNCONSTRAINED, None)))
