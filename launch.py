@@ -28,8 +28,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 def train(args, rest: list[str]) -> int:
     """Trains one run, or resumes it."""
     config = configs.load(args.config, _overrides(rest))
-    from grlab.train import loop, signals  # JAX starts here, after the command is known to be right
+    from grlab import distributed  # JAX starts here, after the command is known to be right
+    from grlab.train import loop, signals
 
+    distributed.start(args.coordinator, args.processes, args.process_id, args.wait)
     try:
         loop.train(config, args.workdir)
     except signals.Stopped as e:
@@ -107,6 +109,13 @@ def _parser() -> argparse.ArgumentParser:
         if name == "train":
             command.add_argument("--config", required=True, metavar="FILE[:SCALE]", help="a row and its scale")
             command.add_argument("--workdir", required=True, metavar="DIR", help="the run directory; resumed if there")
+            several = command.add_argument_group(
+                "a run of several processes, where nothing that JAX knows started them"
+            )
+            several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 is")
+            several.add_argument("--processes", type=int, metavar="N", help="how many; 1: this one alone")
+            several.add_argument("--process_id", type=int, metavar="I", help="this one's number, from 0 on")
+            several.add_argument("--wait", type=int, default=300, metavar="SECONDS", help="for the others; default 300")
         elif name == "analyze":
             command.add_argument("--hf", required=True, metavar="DIR", help="a qwen4_exp or deepseek_v4 checkpoint")
         else:
@@ -146,7 +155,7 @@ def _overrides(rest: list[str]) -> list[str]:
 
 def _no_more(rest: list[str]) -> None:
     if rest:
-        known = "config workdir experiment scale seeds jobs runs on dry_run out baseline hf".split()
+        known = "config workdir coordinator processes process_id wait experiment scale seeds jobs runs on dry_run out baseline hf".split()
         raise unknown("argument", rest[0].partition("=")[0], [f"--{name}" for name in known])
 
 
@@ -165,8 +174,9 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     exit_status = main(sys.argv[1:])
-    if exit_status == 1:
-        # A checkpoint that failed leaves threads of Orbax that wait for minutes. All else has been closed by now.
+    if exit_status in (1, 2):
+        # A checkpoint that failed leaves threads of Orbax that wait for minutes, and at its end a process waits for the
+        # others of its run. All else has been closed by now.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_status)

@@ -1,6 +1,7 @@
 """The mesh, and where each array lies on it."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,23 +13,24 @@ from grlab import errors
 from grlab.ops.mesh import BATCH_AXES, BY_BATCH
 
 
-def make_mesh(sizes) -> Mesh:
-    """The mesh over all devices with the axes of `config.mesh`; an axis of −1 takes the devices that are left.
+def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh over all devices, or over those given, with the axes of `config.mesh`; an axis of −1 takes the devices that are left.
 
     Raises UsageError when the sizes do not multiply to the number of devices.
     """
     sizes = dict(sizes)
-    devices = jax.device_count()
+    count = jax.device_count() if devices is None else len(devices)
     free = [axis for axis, size in sizes.items() if size == -1]
     taken = math.prod(size for size in sizes.values() if size != -1)
     if len(free) > 1:
         raise errors.UsageError(f"config.mesh.{free[1]}", -1, f"only one axis can be -1: mesh.{free[0]} is, too")
-    if devices % taken or (not free and taken != devices):
+    if count % taken or (not free and taken != count):
         shape = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
-        raise errors.UsageError("config.mesh", shape, f"must multiply to the {devices} devices there are")
+        raise errors.UsageError("config.mesh", shape, f"must multiply to the {count} devices there are")
     if free:
-        sizes[free[0]] = devices // taken
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+        sizes[free[0]] = count // taken
+    axis_types = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types, devices=devices)
 
 
 def check_batch(batch_size: int, accumulate: int, mesh: Mesh, field: str = "config.batch_size") -> None:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from grlab import parallel
+from grlab import distributed, parallel
 from grlab.data import batches as data
 from grlab.data import corpus as corpora
 from grlab.errors import RunFailed, UsageError
@@ -62,9 +62,9 @@ class Run:
         self.corpus = corpora.load(config.data)
         vocab = _vocab(config.model.vocab, self.corpus)
         self.trainer = make_trainer(config, vocab, mesh, self.corpus.separator)
-        self.batches = data.train_batches(
-            self.corpus.train, seq_len=config.seq_len, batch_size=config.batch_size, seed=config.seed
-        )
+        self.share = parallel.share_of(config.batch_size, mesh)
+        sizes = {"seq_len": config.seq_len, "batch_size": config.batch_size}
+        self.batches = data.train_batches(self.corpus.train, **sizes, seed=config.seed, rows=self.share.rows)
         self.evaluation = Evaluation(config, self.corpus, mesh, self.trainer.nats, self.trainer.greedy, stop)
         self.tokens_a_step = config.batch_size * config.seq_len
         self.label = f"{config.row}-{config.seed}"
@@ -72,7 +72,7 @@ class Run:
         self.flops_per_token = flops.per_token(config, vocab)
         stop.check()
 
-        directory.claim()
+        distributed.from_first(directory.claim)
         self.checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep)
         self.state: State
         if (latest := self.checkpoints.latest()) is None:
@@ -81,11 +81,13 @@ class Run:
             self.state, position = self.checkpoints.restore(latest, self.trainer.abstract)
             self.step = position["step"]  # where the data goes on, too: a batch is a function of (seed, step)
             self.clock.seconds |= position.get("seconds", {})
-        self.provenance = directory.open_provenance(fingerprint=self.corpus.fingerprint, step=self.step)
+        came_from = {"fingerprint": self.corpus.fingerprint, "step": self.step}
+        run_id = distributed.from_first(lambda: directory.open_provenance(**came_from))["run_id"]
         self.metrics = MetricsFile(directory.metrics, self.step)
-        self.wandb = Wandb(config, self.provenance["run_id"], directory.path)
+        self.wandb = Wandb(config, run_id, directory.path)
         self.progress = Progress(self.label, self.step, config.steps)
         self.waiting: tuple[int, dict] | None = None
+        self.word, self.stopping = distributed.Word(mesh), False
         self.names = param_names(self.state.params)
         self.n_params, self.n_active = count(self.state.params), count_active(self.state.params)
 
@@ -106,18 +108,19 @@ class Run:
     def train(self) -> None:
         """Updates from the current step to the last one."""
         config, batches = self.config, data.iterate(self.batches, self.step)
-        example = parallel.put_batch(self.batches[0], self.mesh)
+        example = self.put(self.batches[0])
         step_fn = self.clock.time("compile", lambda: self.trainer.step.lower(self.trainer.abstract, example).compile())
-        if self.evaluation_due() and not self.has_heldout_record():
+        if self.evaluation_due() and not distributed.from_first(self.has_heldout_record):
             self.evaluate()  # the run was stopped in this evaluation
         self.stop.during = "train"
         self.mark = time.perf_counter()
         while self.step < config.steps:
             self.checkpoints.check()
-            if self.stop.requested:
+            if self.stopping or (self.stop.requested and not distributed.several()):
                 self.settle()
                 self.stop.check()
-            self.state, metrics = step_fn(self.state, parallel.put_batch(next(batches), self.mesh))
+            self.state, metrics = step_fn(self.state, self.put(next(batches)))
+            metrics |= {"stop": self.word.send(self.stop.requested)}
             self.step += 1
             self.settle()
             self.waiting = (self.step, metrics)
@@ -129,6 +132,10 @@ class Run:
                 if saving:
                     self.save()
                 self.mark = time.perf_counter()
+
+    def put(self, batch):
+        """This process's rows of a batch, as part of the whole one."""
+        return parallel.put_batch(batch, self.mesh, self.share)
 
     def evaluation_due(self) -> bool:
         """Whether the held-out loss belongs to the current step."""
@@ -150,6 +157,9 @@ class Run:
     def record(self, step: int, metrics: dict) -> None:
         """Waits for update `step`, writes its record, and raises Diverged if it is not finite."""
         got = jax.device_get(metrics)
+        if got.pop("stop"):
+            self.stop.follow()
+            self.stopping = True
         now = time.perf_counter()
         seconds, self.mark = now - self.mark, now
         self.clock.seconds["train"] += seconds
@@ -191,6 +201,8 @@ class Run:
         for name, score in scores.items():
             self.write(self.step, eval=name, accuracy=score.accuracy, items=score.items, chance=score.chance)
             self.say(f"{name} {score.accuracy:.3f} of {score.items} items (chance {score.chance:.3f})")
+        if not distributed.first():
+            return self.result("done")  # the records are with the first process
         heldout = [r for r in self.metrics.records if r.get("eval") == "heldout"][-1]
         speeds = [r["tokens_per_s"] for r in self.metrics.records if "tokens_per_s" in r]
         return self.result("done") | {
@@ -214,11 +226,12 @@ class Run:
             "seconds": {kind: round(s, 2) for kind, s in self.clock.seconds.items()},
         }
 
-    def close(self) -> None:
-        """Ends what is open, and waits for the checkpoints under way."""
+    def close(self, alone: bool) -> None:
+        """Ends what is open, and waits for the checkpoints under way, unless that takes processes that are gone."""
         self.progress.close()
         self.metrics.close()
-        self.checkpoints.close()
+        if not alone:
+            self.checkpoints.close()
 
 
 def _vocab(rows: int, corpus: corpora.Corpus) -> int:
@@ -246,19 +259,23 @@ def train(config: ConfigDict, workdir: str | Path) -> dict:
       Stopped: a signal ended it.
     """
     directory = RunDir(workdir, config)
-    if (result := directory.result()) is not None:
+    if (result := distributed.from_first(directory.result)) is not None:
         if result["status"] != "done":
             raise RunFailed(f"{workdir}: {result['status']} earlier: {result['reason']}")
-        print(f"{workdir}: done already, held-out loss {result['val_loss']:.4f}; delete it to run it again")
+        if distributed.first():
+            print(f"{workdir}: done already, held-out loss {result['val_loss']:.4f}; delete it to run it again")
         return result
 
-    stop = StopSignal()
+    stop, run = StopSignal(), None
     try:
-        run = Run(config, directory, stop)
+        with distributed.together():
+            run = Run(config, directory, stop)
         result = _to_its_end(run)
-        directory.finish(result)
+        if distributed.first():
+            directory.finish(result)
     except RunFailed:
-        run.wandb.finish({"status": "failed"})
+        if run is not None:
+            run.wandb.finish({"status": "failed"})
         raise
     finally:
         directory.release()
@@ -271,10 +288,15 @@ def train(config: ConfigDict, workdir: str | Path) -> dict:
 
 def _to_its_end(run: Run) -> dict:
     """The rest of a run -> its result; whatever happens, its files are closed."""
+    alone = False
     try:
         run.heading()
-        run.train()
-        return run.finish()
+        with distributed.together():
+            run.train()
+            return run.finish()
+    except distributed.Alone:
+        alone = True
+        raise
     except Stopped as e:
         if run.step and run.checkpoints.latest() != run.step:
             run.save()
@@ -286,4 +308,4 @@ def _to_its_end(run: Run) -> dict:
         reason = f"{e}; the last good parameters: {kept}"
         return run.result("diverged") | {"step": e.step, "tokens": e.step * run.tokens_a_step, "reason": reason}
     finally:
-        run.close()
+        run.close(alone)

@@ -9,17 +9,21 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from grlab import distributed
 from grlab.errors import first_line
 
 QUIET_SECONDS = 10  # without a terminal, at most one progress line in this time
 
 
 class MetricsFile:
-    """metrics.jsonl: one JSON object a line."""
+    """metrics.jsonl: one JSON object a line. Of several processes only the first has the file."""
 
     def __init__(self, path: Path, resume_step: int):
         """Keeps the records up to `resume_step`, as a resumed run repeats the later ones."""
         self.records = []
+        self._file = None
+        if not distributed.first():
+            return
         if path.exists():
             for line in path.read_text().splitlines():
                 try:
@@ -38,24 +42,27 @@ class MetricsFile:
         """Adds a record; a number that JSON does not have becomes null."""
         record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self.records.append(record)
-        self._file.write(json.dumps(record) + "\n")
+        if self._file is not None:
+            self._file.write(json.dumps(record) + "\n")
 
     def flush(self) -> None:
         """Puts all records on the disk: before every checkpoint, so that none is missing after a kill."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Flushes and closes the file."""
-        self.flush()
-        self._file.close()
+        if self._file is not None:
+            self.flush()
+            self._file.close()
 
 
 class Wandb:
     """The mirror in wandb. It never asks a question, and a wandb that fails is reported once and left alone."""
 
     def __init__(self, config, run_id: str, workdir: Path):
-        mode = config.wandb.mode
+        mode = config.wandb.mode if distributed.first() else "disabled"  # one writer
         self._run = None
         auto = mode == "auto"
         if auto:
@@ -127,13 +134,17 @@ class Progress:
 
     def __init__(self, label: str, first: int, steps: int):
         self._label, self._steps, self._last = label, steps, time.monotonic()
-        self._bar = tqdm(total=steps, initial=first, desc=label, unit="step") if sys.stderr.isatty() else None
+        self._silent = not distributed.first()
+        bar = sys.stderr.isatty() and not self._silent
+        self._bar = tqdm(total=steps, initial=first, desc=label, unit="step") if bar else None
 
     def step(self, step: int, loss: float, tokens_per_s: float) -> None:
         """Shows that update `step` is done."""
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s", refresh=False)
             self._bar.update(1)
+        elif self._silent:
+            return
         elif step == self._steps or time.monotonic() - self._last >= QUIET_SECONDS:
             self._last = time.monotonic()
             done = f"{self._label}: step {step}/{self._steps}"
@@ -143,7 +154,7 @@ class Progress:
         """Prints a line without breaking the bar."""
         if self._bar is not None:
             self._bar.write(text)
-        else:
+        elif not self._silent:
             print(text, flush=True)
 
     def close(self) -> None:

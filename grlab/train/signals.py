@@ -3,6 +3,8 @@
 import os
 import signal
 
+from grlab import distributed
+
 
 class Stopped(Exception):
     """SIGTERM or SIGINT asked the run to stop; the state is saved and the same command goes on from there."""
@@ -38,9 +40,15 @@ class StopSignal:
         return self._signum is not None
 
     def check(self) -> None:
-        """Raises Stopped once a signal has come."""
-        if self.requested:
+        """Raises Stopped once a signal has come, to any process of the run: all of them must ask."""
+        if distributed.anyone(self.requested):
+            self.follow()
             raise Stopped(self._signum, f"during {self.came_during}")
+
+    def follow(self) -> None:
+        """Takes it that a signal has come: it has, to this process or another one."""
+        if not self.requested:
+            self._signum, self.came_during = signal.SIGTERM, self.during
 
     def restore(self) -> None:
         """Gives the signals back to whoever had them."""
