@@ -148,12 +148,9 @@ def together():
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError, RunFailed) as e:
-        of_jax = e.__cause__ if isinstance(e, RunFailed) else e  # a save can fail of it, too
-        if (
-            not several()
-            or isinstance(e, UsageError)
-            or not isinstance(of_jax, jax.errors.JaxRuntimeError | ValueError)
-        ):
+        cause = e.__cause__ if isinstance(e, RunFailed) else e  # a save can fail of it, too
+        of_jax = isinstance(cause, jax.errors.JaxRuntimeError | ValueError) and not isinstance(cause, UsageError)
+        if not several() or not of_jax:
             raise
         mine = f"process {jax.process_index()} of {jax.process_count()}"
-        raise Alone(f"{mine}: another process has ended ({first_line(of_jax)}): start all of them again") from e
+        raise Alone(f"{mine}: another process has ended ({first_line(cause)}): start all of them again") from e

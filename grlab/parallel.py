@@ -14,8 +14,9 @@ from grlab.ops.mesh import BATCH_AXES, BY_BATCH
 
 
 def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh over all devices, or over those given, with the axes of `config.mesh`; an axis of −1 takes the devices that are left.
+    """The mesh with the axes of `config.mesh` over all devices, or over those given.
 
+    An axis of −1 takes the devices that are left.
     Raises UsageError when the sizes do not multiply to the number of devices.
     """
     sizes = dict(sizes)

@@ -39,6 +39,5 @@ def with_whole_rows(w_RxD: jax.Array) -> jax.Array:
     mesh = current()
     if mesh is None:
         return w_RxD
-    return jax.lax.with_sharding_constraint(
-        w_RxD, NamedSharding(mesh, PartitionSpec(PartitionSpec.UNCONSTRAINED, None))
-    )
+    spec = PartitionSpec(PartitionSpec.UNCONSTRAINED, None)
+    return jax.lax.with_sharding_constraint(w_RxD, NamedSharding(mesh, spec))
