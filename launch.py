@@ -109,9 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "train":
             command.add_argument("--config", required=True, metavar="FILE[:SCALE]", help="a row and its scale")
             command.add_argument("--workdir", required=True, metavar="DIR", help="the run directory; resumed if there")
-            several = command.add_argument_group(
-                "a run of several processes, where nothing that JAX knows started them"
-            )
+            several = command.add_argument_group("processes that JAX does not know to be of one run")
             several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 is")
             several.add_argument("--processes", type=int, metavar="N", help="how many; 1: this one alone")
             several.add_argument("--process_id", type=int, metavar="I", help="this one's number, from 0 on")
@@ -155,7 +153,8 @@ def _overrides(rest: list[str]) -> list[str]:
 
 def _no_more(rest: list[str]) -> None:
     if rest:
-        known = "config workdir coordinator processes process_id wait experiment scale seeds jobs runs on dry_run out baseline hf".split()
+        known = "config workdir coordinator processes process_id wait".split()
+        known += "experiment scale seeds jobs runs on dry_run out baseline hf".split()
         raise unknown("argument", rest[0].partition("=")[0], [f"--{name}" for name in known])
 
 

@@ -42,8 +42,9 @@ def train_batches(
 ) -> grain.MapDataset:
     """The training batches: element `step` is {"tokens_BxT", "targets_BxT"}, int32, whatever was read before it.
 
-    With `rows` it is those rows of the batch, and no other window is read. An epoch is all windows in an order drawn from the seed and the epoch; epochs follow each other without end, and a
-    batch may lie across two. Raises UsageError when the tokens do not fill one batch.
+    With `rows` it is those rows of the batch, and no other window is read. An epoch is all windows in an order drawn
+    from the seed and the epoch; epochs follow each other without end, and a batch may lie across two. Raises UsageError
+    when the tokens do not fill one batch.
     """
     positive("seq_len", seq_len)
     positive("batch_size", batch_size)
