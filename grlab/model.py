@@ -57,7 +57,8 @@ class Layer(nnx.Module):
         y_BxTxD, of_mixer = mixer(split_by_batch(x_BxTxD), context.documents_BxT)
         stream, x_BxTxD, gates = site.write_read(stream, split_by_batch(y_BxTxD), gates, next_site)
         y_BxTxD, of_feed_forward = feed_forward(split_by_batch(x_BxTxD), context.documents_BxT)
-        return next_site.write(stream, split_by_batch(y_BxTxD), gates), of_mixer | of_feed_forward
+        stream = next_site.write(split_by_batch(stream), split_by_batch(y_BxTxD), gates)
+        return split_by_batch(stream), of_mixer | of_feed_forward
 
 
 class Stack(nnx.Module):
@@ -135,7 +136,7 @@ class Decoder(nnx.Module):
         """The logits, and the statistics of the sublayers: name -> [layers that have it], in their order."""
         table_VxD = with_whole_rows(self.embedding[...].astype(self.dtype))
         x_BxTxD = split_by_batch(table_VxD[tokens_BxT])
-        stream, statistics = self.run_layers(self.residual.expand(x_BxTxD), tokens_BxT)
+        stream, statistics = self.run_layers(split_by_batch(self.residual.expand(x_BxTxD)), tokens_BxT)
         x_BxTxD = split_by_batch(self.residual.collapse(stream))
         return matmul(x_BxTxD, self.head[...].astype(self.dtype), dtype=jnp.float32), statistics
 

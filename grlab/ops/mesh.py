@@ -28,10 +28,13 @@ def current() -> Mesh | None:
     return None if mesh is None or mesh.size == 1 else mesh
 
 
-def split_by_batch(x_Bx_: jax.Array) -> jax.Array:
-    """`x`, each device holding its rows of the batch whole: without it XLA may split activations as the parameters."""
+def split_by_batch(tree):
+    """The arrays of `tree`, the first axis split as the batch and the others whole.
+
+    What is not told so XLA may split as the parameters are: by the width, and the batch over fewer devices.
+    """
     mesh = current()
-    return x_Bx_ if mesh is None else jax.lax.with_sharding_constraint(x_Bx_, NamedSharding(mesh, BY_BATCH))
+    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, BY_BATCH))
 
 
 def with_whole_rows(w_RxD: jax.Array) -> jax.Array:

@@ -1,8 +1,8 @@
 """The interface of a residual system: how the stream begins, what each sublayer reads and writes, how it ends.
 
 A system is one file of this package, named after its `residual.kind`: a `Residual`, its `Site`, and its switches. It
-is found by being there. The model passes the stream through and never looks inside, so a stream may be any pytree:
-[B, T, D], [B, T, N, D], or the sources that a system looks back on.
+is found by being there. The model passes the stream through and never looks inside, so a stream may be any pytree of
+arrays whose first axis is the batch: [B, T, D], [B, T, N, D], or the sources that a system looks back on.
 """
 
 import dataclasses
