@@ -2,6 +2,7 @@
 
     python launch.py train --config=configs/gr.py:cpu --workdir=runs/gr-0 --config.optim.lr=3e-3
     python launch.py sweep --experiment=experiments/table5.py --scale=cpu --seeds=3 --runs=runs/table5
+    python launch.py sweep --on=slurm --slurm.partition=gpu --slurm.gpus_per_node=8 --experiment=...
     python launch.py table --experiment=experiments/table5.py --runs=runs/table5 --out=experiments/results/table5_cpu
     python launch.py analyze --hf=DIR
 
@@ -17,6 +18,7 @@ import os
 import sys
 
 from grlab import config as configs
+from grlab import launchers
 from grlab.errors import RunFailed, UsageError, unknown
 
 # A machine without a TPU is told so by libtpu at every import: noise for whoever has none.
@@ -42,17 +44,20 @@ def train(args, rest: list[str]) -> int:
 
 def sweep(args, rest: list[str]) -> int:
     """Runs the rows x seeds of an experiment that are missing, then prints its table."""
-    from grlab import experiment, launchers, sweep
+    from grlab import experiment, sweep
 
+    ours = tuple(f"--{group}." for group in launchers.GROUPS)
+    options = [argument.removeprefix("--") for argument in rest if argument.startswith(ours)]
+    launcher = launchers.get(args.on, options)
     with _reader_may_leave() if args.dry_run else contextlib.nullcontext():
         return sweep.run_sweep(
             experiment.load(args.experiment),
             args.scale,
             sweep.parse_seeds(args.seeds),
             args.runs,
-            functools.partial(launchers.get(args.on), width=args.jobs),
+            functools.partial(launcher, width=args.jobs),
             dry_run=args.dry_run,
-            extra_overrides=_overrides(rest),
+            extra_overrides=_overrides([argument for argument in rest if not argument.startswith(ours)]),
         )
     return 0
 
@@ -123,8 +128,11 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--scale", required=True, help="a scale of configs/scales.py")
             command.add_argument("--seeds", default="3", help="how many (3), or which (0,1,5 or 7,); default 3")
             command.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores; default 1")
-            command.add_argument("--on", default="local", help="the launcher; default local")
+            command.add_argument("--on", default="local", help="the launcher: local or slurm; default local")
             command.add_argument("--dry_run", action="store_true", help="print the commands and run nothing")
+            command.add_argument_group("options of a launcher").add_argument(
+                "--slurm.FIELD", dest="_", metavar="VALUE", help="such as --slurm.partition=gpu"
+            )
         if name == "table":
             command.add_argument("--out", metavar="DIR", help="write the table, figure and records here")
             command.add_argument("--baseline", metavar="ROW", help="compare with this row, not the experiment's own")
@@ -155,6 +163,7 @@ def _no_more(rest: list[str]) -> None:
     if rest:
         known = "config workdir coordinator processes process_id wait".split()
         known += "experiment scale seeds jobs runs on dry_run out baseline hf".split()
+        known += [f"{group}.FIELD" for group in launchers.GROUPS]
         raise unknown("argument", rest[0].partition("=")[0], [f"--{name}" for name in known])
 
 

@@ -145,13 +145,13 @@ def run_sweep(
     bad = []
     for run in runs:
         s, status = state(run), statuses.get(run.name, 0)
-        # None: handed over to a scheduler and not waited for; its state is not known yet.
+        # None: left to a scheduler and not waited for; its state is not known yet.
         if s.kind in ("diverged", "failed") or (status is not None and (status != 0 or s.kind != "done")):
             how = f"{s.kind} {s.detail}".rstrip() + (f", exit status {status}" if status else "")
             bad.append(f"  {run.name}: {how} ({_from_root(run.workdir)})")
     waiting = sum(status is None for status in statuses.values())
     if waiting:
-        print(f"{waiting} runs handed over; `launch.py table` shows the table when they are through")
+        print(f"{waiting} runs are not waited for; `launch.py table` shows the table when they are through")
     else:
         print()
         print(report.text(experiment, runs_dir))

@@ -52,6 +52,7 @@ TRAIN = ["train", "--config=configs/gr.py:tiny"]
         (["sweep", "--experiment=experiments/table5.py", "--scale=tiny", "--runs={tmp}", "--seeds=0"], "seeds='0'"),
         (["sweep", "--experiment=experiments/table5.py", "--scale=tiny", "--runs={tmp}", "--on=slrum"], "on='slrum'"),
         (["sweep", "--experiment=experiments/table5.py", "--scale=tiny", "--runs={tmp}", "--jobs=0"], "--jobs=0"),
+        (["sweep", "--experiment=experiments/table5.py", "--scale=tiny", "--runs={tmp}", "--slrum.qos=x"], "--slurm"),
     ],
 )
 def test_a_mistake_is_one_line(argv, line, tmp_path, capsys):

@@ -12,7 +12,7 @@ from grlab import launchers, sweep
 from grlab.config import ROOT, differences
 from grlab.errors import RunFailed, UsageError
 from grlab.experiment import Experiment, Row, load, rate_grid
-from grlab.launchers import local
+from grlab.launchers import local, slurm
 from grlab.train.rundir import RunDir
 
 PAIR = Experiment(
@@ -259,7 +259,7 @@ def test_a_run_that_ends_well_and_leaves_no_result_has_failed(tmp_path, capsys):
 
 def test_runs_that_are_handed_over_are_not_judged(tmp_path, capsys):
     assert run(tmp_path, Launcher(prenorm_0=(None, None), gr_0=(None, None)), seeds=(0,)) == 0
-    assert "2 runs handed over" in capsys.readouterr().out
+    assert "2 runs are not waited for" in capsys.readouterr().out
 
 
 def test_a_foreign_directory_is_refused_before_anything_runs(tmp_path):
@@ -346,3 +346,5 @@ def test_launchers_by_name():
     assert launchers.get("local") is local.launch
     with pytest.raises(UsageError, match="did you mean 'local'"):
         launchers.get("locl")
+    given = launchers.get("slurm", ["slurm.partition=gpu", "slurm.comment=a=b"])
+    assert (given.func, given.keywords) == (slurm.launch, {"options": {"partition": "gpu", "comment": "a=b"}})
