@@ -48,6 +48,7 @@ def sweep(args, rest: list[str]) -> int:
 
     ours = tuple(f"--{group}." for group in launchers.GROUPS)
     options = [argument.removeprefix("--") for argument in rest if argument.startswith(ours)]
+    options += ["pod.print=true"] if args.print else []
     launcher = launchers.get(args.on, options)
     with _reader_may_leave() if args.dry_run else contextlib.nullcontext():
         return sweep.run_sweep(
@@ -128,11 +129,14 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--scale", required=True, help="a scale of configs/scales.py")
             command.add_argument("--seeds", default="3", help="how many (3), or which (0,1,5 or 7,); default 3")
             command.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores; default 1")
-            command.add_argument("--on", default="local", help="the launcher: local or slurm; default local")
+            command.add_argument("--on", default="local", help="the launcher: local, slurm or pod; default local")
             command.add_argument("--dry_run", action="store_true", help="print the commands and run nothing")
-            command.add_argument_group("options of a launcher").add_argument(
-                "--slurm.FIELD", dest="_", metavar="VALUE", help="such as --slurm.partition=gpu"
+            command.add_argument(
+                "--print", action="store_true", help="with --on=pod: print the runs as gcloud commands"
             )
+            of_launcher = command.add_argument_group("options of a launcher")
+            for option, example in (("slurm", "--slurm.partition=gpu"), ("pod", "--pod.accelerators=tpu-v5p-16")):
+                of_launcher.add_argument(f"--{option}.FIELD", dest="_", metavar="VALUE", help=f"such as {example}")
         if name == "table":
             command.add_argument("--out", metavar="DIR", help="write the table, figure and records here")
             command.add_argument("--baseline", metavar="ROW", help="compare with this row, not the experiment's own")
@@ -162,7 +166,7 @@ def _overrides(rest: list[str]) -> list[str]:
 def _no_more(rest: list[str]) -> None:
     if rest:
         known = "config workdir coordinator processes process_id wait".split()
-        known += "experiment scale seeds jobs runs on dry_run out baseline hf".split()
+        known += "experiment scale seeds jobs runs on dry_run print out baseline hf".split()
         known += [f"{group}.FIELD" for group in launchers.GROUPS]
         raise unknown("argument", rest[0].partition("=")[0], [f"--{name}" for name in known])
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from grlab.errors import UsageError, one_of
 
-GROUPS = ("slurm",)  # the launchers that take options: --slurm.FIELD=VALUE
+GROUPS = ("slurm", "pod")  # the launchers that take options: --slurm.FIELD=VALUE
 KINDS = ("local", *GROUPS)
 
 
