@@ -21,14 +21,16 @@ class StopSignal:
         self.during = "start"  # what the run is doing, for what is said to whoever stops it
         self.came_during: str | None = None
         self._signum = None
+        self._followed = False  # the signal came to another process of the run
         signals = [s for s in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(s) is not signal.SIG_IGN]
         self._handlers = {s: signal.signal(s, self._note) for s in signals}
 
     def _note(self, signum, frame):
         del frame
-        if self._signum is not None:  # a second one ends it now
+        if self._signum is not None and not self._followed:  # a second one ends it now
             self.restore()
             signal.raise_signal(signum)
+        self._followed = False  # what signals all processes of a run may come to this one after their word of it
         self._signum, self.came_during = signum, self.during
         name = signal.Signals(signum).name
         text = f"{name} during {self.during}: saves and stops as soon as that can be left; once more ends it at once"
@@ -48,7 +50,7 @@ class StopSignal:
     def follow(self) -> None:
         """Takes it that a signal has come: it has, to this process or another one."""
         if not self.requested:
-            self._signum, self.came_during = signal.SIGTERM, self.during
+            self._signum, self.came_during, self._followed = signal.SIGTERM, self.during, True
 
     def restore(self) -> None:
         """Gives the signals back to whoever had them."""
