@@ -21,7 +21,8 @@ _STRUCTURES = {"setup": list, "teardown": list, "srun_args": list, "additional_p
 _INTEGERS = ("time", "signal_delay_s", "max_num_timeout")
 _WORDS = {"true": True, "false": False}
 _SAVE = signal.SIGINT  # what asks the training command to save and end
-_STOPPED = (128 + _SAVE, -_SAVE)  # its status then; the second one before it has come to listen
+# Its status then: as told; as told by another process of its run; before it has come to listen.
+_STOPPED = (128 + _SAVE, 128 + signal.SIGTERM, -_SAVE)
 _HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # what Slurm and submitit announce an end by
 
 

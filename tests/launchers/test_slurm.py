@@ -1,6 +1,6 @@
 """Sweeps on a real Slurm of one node, and the launcher's part of them by itself.
 
-Seen to fail: the signal sent to the child a second time; USR2 not kept from the child; alive jobs not asked for.
+Seen to fail: the signal sent to the child twice; USR2 let through to it; jobs not looked for in the queue.
 """
 
 import json
@@ -49,8 +49,8 @@ class Sweep:
     def jobs(self) -> dict[str, str]:
         return json.loads((self.runs / ".slurm/jobs.json").read_text())
 
-    def log(self, job: str) -> str:
-        return (self.runs / f".slurm/{job}_0_log.out").read_text()
+    def log(self, job: str, task: int = 0) -> str:
+        return (self.runs / f".slurm/{job}_{task}_log.out").read_text()
 
     def records(self, name: str) -> list[dict]:
         file = self.runs / name / "metrics.jsonl"
@@ -100,31 +100,31 @@ def test_a_sweep_is_one_array_job_and_its_table(on_slurm):
     assert "4 runs, 0 to do" in done and table in done and sweep.jobs() == jobs
 
 
-def test_a_run_whose_job_is_taken_away_goes_on_where_it_was(on_slurm, tmp_path):
-    """Seed 0 by Slurm's requeue, seed 1 by the signal that submitit has Slurm send ahead of the time limit.
+@pytest.mark.parametrize(
+    ("take", "tasks"), [(("scontrol", "requeue"), 1), (("scancel", "--signal=USR2"), 2)], ids=["requeue", "time_limit"]
+)
+def test_a_run_whose_job_is_taken_away_goes_on_where_it_was(on_slurm, tmp_path, take, tasks):
+    """One process by Slurm's requeue, two by the signal that submitit has Slurm send ahead of the time limit.
 
-    No checkpoint is due before the end of a run, so it goes on from what it saved when it was told to, or from nothing.
+    No checkpoint is due before the end of the run: it goes on from what it saved when it was told to, or from nothing.
     """
     (tmp_path / "one.py").write_text(EXPERIMENT)
-    sweep = on_slurm(str(tmp_path / "one.py"), "--seeds=2", *(f"--config.{field}" for field in LONG))
+    fields = [f"--config.{field}" for field in LONG]
+    sweep = on_slurm(str(tmp_path / "one.py"), "--seeds=1", f"--slurm.tasks_per_node={tasks}", *fields)
     sweep()
-    taken = {"prenorm-0": ("scontrol", "requeue"), "prenorm-1": ("scancel", "--signal=USR2")}
-    waiting = set(taken)
-    while waiting:
-        sweep.until(lambda: any(len(sweep.records(name)) >= 5 for name in waiting))
-        for name in [name for name in waiting if len(sweep.records(name)) >= 5]:
-            shell(*taken[name], sweep.jobs()[name])
-            waiting.remove(name)
+    ((run, job),) = sweep.jobs().items()
+    sweep.until(lambda: len(sweep.records(run)) >= 5)
+    shell(*take, job)
     sweep.until_empty()
-    for name in taken:
-        record = json.loads((sweep.runs / name / "provenance.json").read_text())
-        (resumed,) = record["resumed"]
-        assert 5 <= resumed["step"] < STEPS
-        assert f"at step {resumed['step']}, which is saved" in sweep.log(sweep.jobs()[name])
-        assert json.loads((sweep.runs / name / "final_result.json").read_text())["status"] == "done"
-        steps = [r["step"] for r in sweep.records(name) if "eval" not in r]
-        assert steps == list(range(1, STEPS + 1))
-    assert "Requeued job" in sweep.log(sweep.jobs()["prenorm-1"])
+    record = json.loads((sweep.runs / run / "provenance.json").read_text())
+    assert record["processes"] == tasks
+    (resumed,) = record["resumed"]
+    assert 5 <= resumed["step"] < STEPS
+    for task in range(tasks):
+        assert f"at step {resumed['step']}, which is saved" in sweep.log(job, task)
+    assert ("Requeued job" in sweep.log(job)) == (take[0] == "scancel")  # by submitit
+    assert json.loads((sweep.runs / run / "final_result.json").read_text())["status"] == "done"
+    assert [r["step"] for r in sweep.records(run) if "eval" not in r] == list(range(1, STEPS + 1))
 
 
 def test_what_sbatch_refuses_is_one_line(on_slurm, capfd):
@@ -183,6 +183,10 @@ def test_a_task_has_its_child_save_once_whoever_slurm_signals(tmp_path, group):
 @pytest.mark.parametrize("group", [False, True], ids=["task_alone", "and_its_children"])
 def test_a_task_is_queued_again_once_its_child_has_saved(tmp_path, group):
     assert announce(tmp_path, [signal.SIGUSR2], group) == (255, True)
+
+
+def test_a_child_that_another_process_of_its_run_has_told_is_as_one_that_was_told(tmp_path):
+    assert announce(tmp_path, [signal.SIGUSR2], status=128 + signal.SIGTERM) == (255, True)
 
 
 def test_a_task_that_is_not_the_first_of_its_job_ends_well(tmp_path):
