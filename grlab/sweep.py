@@ -139,7 +139,6 @@ def run_sweep(
             print(shlex.join(run.command))
         return 0
 
-    Path(runs_dir).mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     statuses = dict(zip([run.name for run in todo], launcher(todo, ROOT), strict=True)) if todo else {}
     bad = []
@@ -153,6 +152,7 @@ def run_sweep(
     if waiting:
         print(f"{waiting} runs are not waited for; `launch.py table` shows the table when they are through")
     else:
+        Path(runs_dir).mkdir(parents=True, exist_ok=True)
         print()
         print(report.text(experiment, runs_dir))
     if bad:

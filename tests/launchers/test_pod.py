@@ -79,7 +79,7 @@ SWEEP = ["sweep", "--experiment=experiments/demo.py", "--scale=tiny", "--seeds=1
 
 
 def test_the_runs_as_gcloud_commands(capsys, tmp_path):
-    argv = [*SWEEP, f"--runs={tmp_path}", "--print", "--pod.name=my-pod", "--pod.zone=us-east5-a"]
+    argv = [*SWEEP, f"--runs={tmp_path / 'runs'}", "--print", "--pod.name=my-pod", "--pod.zone=us-east5-a"]
     assert launch.main(argv) == 0
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("gcloud")]
     assert len(lines) == 2 and not any(tmp_path.iterdir())
@@ -88,7 +88,7 @@ def test_the_runs_as_gcloud_commands(capsys, tmp_path):
         assert line[6:8] == ["--zone=us-east5-a", "--worker=all"]
         command = line[8].removeprefix("--command=")
         assert command.startswith("cd ~/grlab && ~/grlab-env/bin/python launch.py train --config=configs/")
-        assert f"--workdir={tmp_path / name}" in command
+        assert f"--workdir={tmp_path / 'runs' / name}" in command
 
 
 @pytest.mark.parametrize(
