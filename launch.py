@@ -1,9 +1,10 @@
-"""The one door: train a run, sweep an experiment, print its table, look into a model.
+"""The one door: train a run, sweep an experiment, print its table, plan what it will cost, look into a model.
 
     python launch.py train --config=configs/gr.py:cpu --workdir=runs/gr-0 --config.optim.lr=3e-3
     python launch.py sweep --experiment=experiments/table5.py --scale=cpu --seeds=3 --runs=runs/table5
     python launch.py sweep --on=slurm --slurm.partition=gpu --slurm.gpus_per_node=8 --experiment=...
     python launch.py table --experiment=experiments/table5.py --runs=runs/table5 --out=experiments/results/table5_cpu
+    python launch.py plan --experiment=experiments/table5.py --scale=25b_a3b --topology=v5p:8x8x4
     python launch.py analyze --hf=DIR
 
 Exit status: 0 done; 1 a run failed or diverged, or a sweep was stopped; 2 the command was wrong; 128 + n a run was
@@ -76,6 +77,24 @@ def table(args, rest: list[str]) -> int:
     return 0
 
 
+def plan(args, rest: list[str]) -> int:
+    """Prints what each row would cost on a TPU topology; compiles for it, and needs no TPU."""
+    overrides = _overrides(rest)
+    os.environ |= {
+        "JAX_PLATFORMS": "cpu",  # a TPU that is there stays free
+        "TPU_SKIP_MDS_QUERY": "1",  # libtpu asks nobody which TPU this machine has,
+        "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # and is told something, or it complains; the topology is the command's
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two plans at a time
+    }
+    from grlab import experiment
+    from grlab import plan as plans
+
+    with _reader_may_leave():
+        plans.run(experiment.load(args.experiment), args.scale, args.topology, args.rows, args.out, overrides)
+    return 0
+
+
 def analyze(args, rest: list[str]) -> int:
     """Prints the weights of a public checkpoint's residual connections by depth; reads no other tensor of it."""
     _no_more(rest)
@@ -100,6 +119,7 @@ COMMANDS = {
     "train": (train, "--config=configs/gr.py:demo --workdir=runs/gr-0 --config.optim.lr=3e-3"),
     "sweep": (sweep, "--experiment=experiments/table5.py --scale=cpu --seeds=3 --runs=runs/table5"),
     "table": (table, "--experiment=experiments/table5.py --runs=runs/table5 --out=out"),
+    "plan": (plan, "--experiment=experiments/table5.py --scale=25b_a3b --topology=v5p:8x8x4"),
     "analyze": (analyze, "--hf=DIR"),
 }
 
@@ -124,9 +144,15 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--hf", required=True, metavar="DIR", help="a qwen4_exp or deepseek_v4 checkpoint")
         else:
             command.add_argument("--experiment", required=True, metavar="FILE", help="the rows and published figures")
+        if name in ("sweep", "table"):
             command.add_argument("--runs", required=True, metavar="DIR", help="where the run directories are")
-        if name == "sweep":
+        if name in ("sweep", "plan"):
             command.add_argument("--scale", required=True, help="a scale of configs/scales.py")
+        if name == "plan":
+            command.add_argument("--topology", required=True, metavar="CHIP:AxB", help="such as v5e:4x4 or v5p:8x8x4")
+            command.add_argument("--rows", default="", metavar="ROW,ROW", help="these rows; default all")
+            command.add_argument("--out", metavar="DIR", help="write the table and its figures here")
+        if name == "sweep":
             command.add_argument("--seeds", default="3", help="how many (3), or which (0,1,5 or 7,); default 3")
             command.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores; default 1")
             command.add_argument("--on", default="local", help="the launcher: local, slurm or pod; default local")
@@ -140,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "table":
             command.add_argument("--out", metavar="DIR", help="write the table, figure and records here")
             command.add_argument("--baseline", metavar="ROW", help="compare with this row, not the experiment's own")
-        if name in ("train", "sweep"):
+        if name in ("train", "sweep", "plan"):
             command.add_argument_group("fields").add_argument(
                 "--config.FIELD", dest="_", metavar="VALUE", help="override a field, such as --config.steps=100"
             )
@@ -166,7 +192,7 @@ def _overrides(rest: list[str]) -> list[str]:
 def _no_more(rest: list[str]) -> None:
     if rest:
         known = "config workdir coordinator processes process_id wait".split()
-        known += "experiment scale seeds jobs runs on dry_run print out baseline hf".split()
+        known += "experiment scale seeds jobs runs on dry_run print out baseline hf topology rows".split()
         known += [f"{group}.FIELD" for group in launchers.GROUPS]
         raise unknown("argument", rest[0].partition("=")[0], [f"--{name}" for name in known])
 

@@ -107,7 +107,9 @@ class RunDir:
         temporary.replace(self.path / name)
 
 
-def _provenance(fingerprint: str) -> dict:
+def code_state() -> dict:
+    """The commit of this code, what was changed since (a hash; empty: nothing), and the versions it runs with."""
+
     def git(*args):
         try:
             done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -118,11 +120,16 @@ def _provenance(fingerprint: str) -> dict:
     diff = git("diff", "HEAD", "--", "*.py")
     for new in git("ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines():
         diff += new + (ROOT / new).read_text()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "git_commit": git("rev-parse", "HEAD").strip(),
-        "git_diff": hashlib.sha256(diff.encode()).hexdigest()[:12] if diff else "",  # "" when the code is as committed
+        "git_diff": hashlib.sha256(diff.encode()).hexdigest()[:12] if diff else "",
         "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
+    }
+
+
+def _provenance(fingerprint: str) -> dict:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return code_state() | {
         "device_kind": jax.devices()[0].device_kind,
         "device_count": jax.device_count(),
         "processes": jax.process_count(),

@@ -1,0 +1,26 @@
+"""The TPU chips that a run can be planned for."""
+
+from typing import NamedTuple
+
+
+class Chip(NamedTuple):
+    """What one chip has."""
+
+    peak_flops: float  # FLOP/s in bfloat16
+    hbm_bytes: float
+    hbm_bandwidth: float  # bytes/s
+    ici_bandwidth: float  # bytes/s that it sends to its neighbours over all links, and as much that it receives
+    options: dict[str, str] = {}  # of the compiler's topology
+
+
+_GIB = 2**30
+# docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, "System architecture". Their interconnect bandwidth is of both
+# directions; half of it is here. For v4 they have none: 6 links of 50 GB/s are from arXiv 2304.01433, and with them the
+# documented all-reduce of a pod, 1.1 PB/s for 4096 chips, is 0.9 of the links', as it is 1.0 for v5e and v6e. The
+# capacities are binary: what XLA may use of the 16 GB of a v5e is 15.75 GiB.
+CHIPS = {
+    "v4": Chip(275e12, 32 * _GIB, 1200e9, 300e9, {"chip_config_name": "megacore"}),  # else each core is a device
+    "v5e": Chip(197e12, 16 * _GIB, 819e9, 200e9),
+    "v5p": Chip(459e12, 95 * _GIB, 2765e9, 600e9),
+    "v6e": Chip(918e12, 32 * _GIB, 1638e9, 400e9),
+}
