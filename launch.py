@@ -80,13 +80,7 @@ def table(args, rest: list[str]) -> int:
 def plan(args, rest: list[str]) -> int:
     """Prints what each row would cost on a TPU topology; compiles for it, and needs no TPU."""
     overrides = _overrides(rest)
-    os.environ |= {
-        "JAX_PLATFORMS": "cpu",  # a TPU that is there stays free
-        "TPU_SKIP_MDS_QUERY": "1",  # libtpu asks nobody which TPU this machine has,
-        "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # and is told something, or it complains; the topology is the command's
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two plans at a time
-    }
+    os.environ |= COMPILER_ENV  # before JAX is imported
     from grlab import experiment
     from grlab import plan as plans
 

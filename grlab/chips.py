@@ -2,6 +2,15 @@
 
 from typing import NamedTuple
 
+# What lets XLA's TPU compiler be used without a TPU, set before JAX is imported.
+COMPILER_ENV = {
+    "JAX_PLATFORMS": "cpu",  # a TPU that is there stays free
+    "TPU_SKIP_MDS_QUERY": "1",  # libtpu asks nobody which TPU this machine has
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # and is told of one, or it complains; the topology is asked for by name
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two processes at a time
+}
+
 
 class Chip(NamedTuple):
     """What one chip has."""
