@@ -85,8 +85,9 @@ class _Walk:
                 total.hbm_bytes += self._hbm(computation, i)
                 for inside, j in self._fused_collectives(i):
                     collectives[_channel(j)].append((inside, j))
-        for same in collectives.values():  # an asynchronous one may be spread over several fusions
-            self._add_collective(total, same)
+        for same in collectives.values():  # an asynchronous one may be spread over several fusions, in loops, too
+            if any(_begins(i) for _, i in same):
+                self._add_collective(total, same)
         return total
 
     def _fused_collectives(self, i: Instruction):
@@ -172,6 +173,12 @@ class _Walk:
 def _channel(i: Instruction) -> str:
     found = re.search(r"channel_id=(\d+)", i.attributes)
     return found[1] if found else i.name
+
+
+def _begins(i: Instruction) -> bool:
+    """Whether a collective is whole, or the first part of one that the TPU compiler spreads over fusions."""
+    found = re.search(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"', i.attributes)
+    return found is None or found[1] == "-1"
 
 
 def _is_scattered(inside: Computation, i: Instruction) -> bool:

@@ -138,7 +138,6 @@ def test_a_collective_sends_what_its_group_asks_for(line, kind, sent):
 
 
 def test_an_asynchronous_collective_counts_once():
-    """As a pair, and as the TPU compiler spreads one over the fusions that hide it."""
     pair = """
     ENTRY %main (x: f32[8,8]) -> f32[8,8] {
       %x = f32[8,8]{1,0} parameter(0)
@@ -148,31 +147,31 @@ def test_an_asynchronous_collective_counts_once():
     """
     found = moved(pair)
     assert (found.counts, found.hbm_bytes) == ({"collective-permute": 1}, 2 * 256)
-    parts = """
-    %part.1 (a: f32[8,8], b: f32[128,8]) -> (f32[8,8], f32[128,8]) {
+
+
+def test_a_collective_that_is_spread_over_fusions_counts_where_it_begins():
+    """As the TPU compiler hides one behind products: the fusions have its parts, in loops inside, too."""
+    config = """backend_config={"async_collective_fusion_config":{"flag_start":"START","flag_end":"8"}}"""
+    part = """
+    %NAME (a: f32[8,8], b: f32[128,8]) -> (f32[8,8], f32[128,8]) {
       %a = f32[8,8]{1,0} parameter(0)
       %b = f32[128,8]{1,0} parameter(1)
-      %g = f32[128,8]{1,0} all-gather(%a), channel_id=7, replica_groups={}, dimensions={0}
+      %g = f32[128,8]{1,0} all-gather(%a), channel_id=7, replica_groups={}, dimensions={0}, CONFIG
       ROOT %t = (f32[8,8]{1,0}, f32[128,8]{1,0}) tuple(%a, %g)
     }
-
-    %part.2 (a: f32[8,8], b: f32[128,8]) -> (f32[8,8], f32[128,8]) {
-      %a = f32[8,8]{1,0} parameter(0)
-      %b = f32[128,8]{1,0} parameter(1)
-      %g = f32[128,8]{1,0} all-gather(%a), channel_id=7, replica_groups={}, dimensions={0}
-      ROOT %t = (f32[8,8]{1,0}, f32[128,8]{1,0}) tuple(%a, %g)
-    }
-
+    """.replace("CONFIG", config)
+    main = """
     ENTRY %main (x: f32[8,8], y: f32[128,8]) -> (f32[8,8], f32[128,8]) {
       %x = f32[8,8]{1,0} parameter(0)
       %y = f32[128,8]{1,0} parameter(1)
-      %f = (f32[8,8]{1,0}, f32[128,8]{1,0}) fusion(%x, %y), kind=kCustom, calls=%part.1
-      ROOT %h = (f32[8,8]{1,0}, f32[128,8]{1,0}) fusion(%x, %y), kind=kCustom, calls=%part.2
+      %f = (f32[8,8]{1,0}, f32[128,8]{1,0}) fusion(%x, %y), kind=kCustom, calls=%first
+      ROOT %h = (f32[8,8]{1,0}, f32[128,8]{1,0}) fusion(%x, %y), kind=kCustom, calls=%second
     }
     """
-    found = moved(parts)
-    assert found.counts == {"all-gather": 1} and found.sent_bytes == {"all-gather": 15 * 256}
-    assert found.hbm_bytes == 17 * 256
+    first, second = part.replace("NAME", "first"), part.replace("NAME", "second").replace("START", "2")
+    found = moved(first.replace("START", "-1") + second + main)
+    assert (found.counts, found.sent_bytes, found.hbm_bytes) == ({"all-gather": 1}, {"all-gather": 15 * 256}, 17 * 256)
+    assert moved(first.replace("START", "2") + second + main).counts == {}
 
 
 def test_an_all_reduce_of_which_a_chip_keeps_its_slice_is_a_reduce_scatter():
