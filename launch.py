@@ -20,6 +20,7 @@ import sys
 
 from grlab import config as configs
 from grlab import launchers
+from grlab.chips import COMPILER_ENV
 from grlab.errors import RunFailed, UsageError, unknown
 
 # A machine without a TPU is told so by libtpu at every import: noise for whoever has none.

@@ -40,6 +40,7 @@ class Cost:
     flops_per_token: float  # of training, recomputation left out (grlab/train/flops.py)
     connection_flops_per_token: float  # more than with the pre-norm residual
     hbm_bytes: float  # that a chip has to hold at once; where that does not fit, perhaps the temporaries alone
+    memory: dict[str, int] | None  # what it is the sum of; None where the compiler refused the step
     fits: bool
     mesh: dict[str, int]
     tokens_per_step: int
@@ -104,7 +105,9 @@ def cost(config: ConfigDict, on: Topology) -> Cost:
     plain_params = nnx.state(nnx.eval_shape(lambda: Decoder(plain.model, plain.residual, vocab, jax.random.key(0))))
     params, tokens = count(trainer.abstract.params), config.batch_size * config.seq_len
     per_token = flops.per_token(config, vocab)
-    needs, program = _compiled(config, trainer, mesh)
+    compiled = compile_step(config, trainer, mesh)
+    memory = None if isinstance(compiled, float) else _memory(compiled)
+    needs = compiled if memory is None else float(sum(memory.values()))
     found = Cost(
         params=params,
         active_params=count_active(trainer.abstract.params),
@@ -112,12 +115,13 @@ def cost(config: ConfigDict, on: Topology) -> Cost:
         flops_per_token=per_token,
         connection_flops_per_token=per_token - flops.per_token(plain, vocab),
         hbm_bytes=needs,
-        fits=program is not None and needs <= on.chip.hbm_bytes,
+        memory=memory,
+        fits=memory is not None and needs <= on.chip.hbm_bytes,
         mesh=dict(mesh.shape),
         tokens_per_step=tokens,
         tokens=tokens * config.steps,
     )
-    return _timed(found, traffic.moved(program), on) if found.fits else found
+    return _timed(found, traffic.moved(hlo.Program(compiled.as_text())), on) if found.fits else found
 
 
 def _timed(found: Cost, moved: traffic.Moved, on: Topology) -> Cost:
@@ -134,14 +138,15 @@ def _timed(found: Cost, moved: traffic.Moved, on: Topology) -> Cost:
     return dataclasses.replace(found, tokens_per_s=tokens_per_s, chip_hours=chips * found.tokens / tokens_per_s / 3600)
 
 
-def _compiled(config: ConfigDict, trainer, mesh) -> tuple[float, hlo.Program | None]:
-    """(the bytes of HBM that the step needs on a chip, the program; None where the compiler refused it)."""
-    compiled = compile_step(config, trainer, mesh)
-    if isinstance(compiled, float):
-        return compiled, None
+def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """The bytes of HBM that a chip holds while the program runs, by what they are for."""
     m = compiled.memory_analysis()
-    needs = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
-    return float(needs + m.generated_code_size_in_bytes), hlo.Program(compiled.as_text())
+    return {
+        "arguments": m.argument_size_in_bytes,
+        "outputs": m.output_size_in_bytes - m.alias_size_in_bytes,  # those that do not take an argument's place
+        "temporaries": m.temp_size_in_bytes,
+        "program": m.generated_code_size_in_bytes,
+    }
 
 
 def compile_step(config: ConfigDict, trainer, mesh) -> jax.stages.Compiled | float:

@@ -120,6 +120,7 @@ def test_the_plan_from_a_shell(tmp_path):
     assert row["params"] == 4_000_512 and row["connection_params"] == row["connection_flops_per_token"] == 0
     # The state is 12 bytes a parameter, split over the 8 chips of fsdp; gains are whole.
     assert 12 * row["params"] / 8 < row["hbm_bytes"] < 2**27
+    assert sum(row["memory"].values()) == row["hbm_bytes"]
     assert row["step_s"] == max(row["compute_s"], row["hbm_s"], row["ici_s"])
     assert row["compute_s"] == pytest.approx(row["flops_per_token"] * 32 * aot.T / 16 / 197e12)
     assert row["chip_hours"] == pytest.approx(16 * 4600 * row["step_s"] / 3600)
