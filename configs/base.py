@@ -30,7 +30,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     c.seq_len = 128  # tokens a sequence
 
     m = c.model = ml_collections.ConfigDict()
-    m.layers = 8  # each is two sites: attention, then the FFN
+    m.layers = 8  # each is two sites: the mixer, then the feed-forward
     m.width = 64
     m.heads = 2  # query heads
     m.kv_heads = 1  # key and value heads, shared by groups of query heads
@@ -69,7 +69,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     n.layers = ""  # layers that n-gram embeddings are added before, from 1 on and separated by commas: "2"
     n.size = 3  # of the longest n-gram
     n.heads = 8  # hashes of each size from 2 on
-    n.rows = 10_000  # about, of the table of a hash: the next primes
+    n.rows = 10_000  # rows of each hash's table, rounded up to a prime
     n.multiple = 128  # the rows of all tables together are filled up to a multiple of this
     n.width = 64  # channels looked up, of all hashes together
     n.conv = 4  # taps of its convolution
@@ -112,7 +112,8 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     e.batch_size = 8  # sequences a forward pass: changes the speed, not the result
     e.cloze_items = 300  # items a cloze benchmark; 0: no benchmarks
     e.cloze_context = 128  # tokens of context a cloze item may have
-    # Any of hellaswag, piqa, arc_easy, arc_challenge, winogrande, openbookqa, boolq and lambada, with commas between.
+    # Any of hellaswag, piqa, arc_easy, arc_challenge (ai2_arc is both), winogrande, openbookqa, boolq (or bool_q) and
+    # lambada, with commas between.
     e.downstream = ""
     e.downstream_items = 0  # items of each of them, the first of its split; 0: all
 

@@ -123,12 +123,12 @@ def check(config: ConfigDict) -> None:
     """Raises a UsageError for the first field whose value cannot be; the model and the data check their own."""
     for name, value in flatten(config.to_dict()).items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise errors.UsageError(f"config.{name}", value, "must be finite (optim.clip=1e9 clips nothing)")
+            hint = " (1e9 clips nothing)" if name == "optim.clip" else ""
+            raise errors.UsageError(f"config.{name}", value, f"must be finite{hint}")
     for name in _POSITIVE:
         errors.positive(f"config.{name}", _get(config, name))
     for name in _NOT_NEGATIVE:
-        if _get(config, name) < 0:
-            raise errors.UsageError(f"config.{name}", _get(config, name), "must not be negative")
+        errors.not_negative(f"config.{name}", _get(config, name))
     if config.checkpoint.keep < 2:
         remedy = "must be at least 2: the last one may be the first whose loss is not finite"
         raise errors.UsageError("config.checkpoint.keep", config.checkpoint.keep, remedy)

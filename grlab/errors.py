@@ -8,7 +8,7 @@ class UsageError(ValueError):
     """A wrong command, config or input. `launch.py` prints it on one line and exits with status 2."""
 
     def __init__(self, field: str, value: object, remedy: str):
-        self.field = field
+        self.field, self.value, self.remedy = field, value, remedy
         super().__init__(f"{field}={value!r}: {remedy}")
 
 
@@ -43,3 +43,9 @@ def positive(field: str, value: float) -> None:
     """Raises unless `value` is above zero."""
     if not value > 0:
         raise UsageError(field, value, "must be above 0")
+
+
+def not_negative(field: str, value: float) -> None:
+    """Raises unless `value` is zero or above."""
+    if not value >= 0:
+        raise UsageError(field, value, "must not be negative")

@@ -242,6 +242,8 @@ def check(config) -> tuple[tuple[str, ...], list[int]]:
     """(the mixers of the layer pattern, the layers with n-grams counted from 0); UsageError for what cannot be."""
     for name in ("layers", "width", "norm_eps", "embed_std"):
         errors.positive(f"model.{name}", config[name])
+    for group, name in (("moe", "shared"), ("moe", "balance"), ("qsa", "loss")):
+        errors.not_negative(f"model.{group}.{name}", config[group][name])
     errors.one_of("model.remat", config.remat, REMAT)
     errors.one_of("model.compute_dtype", config.compute_dtype, ["float32", "bfloat16"])
     pattern = tuple(mixer.strip() for mixer in config.pattern.split(","))

@@ -39,7 +39,11 @@ TRAIN = ["train", "--config=configs/gr.py:tiny"]
         ([*TRAIN, "--workdir={tmp}", "--config.model.width=-8"], "model.width=-8: must be above 0"),
         ([*TRAIN, "--workdir={tmp}", "--config.data.name=stdlibb"], "did you mean 'stdlib'?"),
         ([*TRAIN, "--workdir={tmp}", "--config.data.name=folder", "--config.data.path={tmp}/none"], "none"),
-        ([*TRAIN, "--workdir={tmp}", "--config.optim.clip=inf"], "config.optim.clip=inf: must be finite"),
+        (
+            [*TRAIN, "--workdir={tmp}", "--config.optim.clip=inf"],
+            "optim.clip=inf: must be finite (1e9 clips nothing)\n",
+        ),
+        ([*TRAIN, "--workdir={tmp}", "--config.model.moe.balance=nan"], "model.moe.balance=nan: must be finite\n"),
         ([*TRAIN, "--workdir={tmp}", "--config.rules.embed=fsd"], "config.rules.embed='fsd': did you mean 'fsdp'?"),
         ([*TRAIN, "--workdir={tmp}", "--config.rules.streams=fsdp"], "the axis of the streams is never split"),
         (["train", "--config=README.md", "--workdir={tmp}"], "--config='README.md'"),

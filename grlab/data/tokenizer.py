@@ -142,6 +142,8 @@ def load(path: str | None) -> Tokenizer:
         content = file.read_bytes()
     except OSError as e:
         raise UsageError("data.tokenizer", path, f"cannot be read: {e.strerror}") from e
+    if not content:
+        raise UsageError("data.tokenizer", path, "is empty")
     try:
         package = importlib.import_module(kind.package)
     except ImportError:

@@ -59,9 +59,11 @@ class Attention(nnx.Module):
             raise errors.UsageError("model.kv_heads", config.kv_heads, f"must divide model.heads={config.heads}")
         if not 0 < config.rope_fraction <= 1:
             raise errors.UsageError("model.rope_fraction", config.rope_fraction, "must lie in (0, 1]")
-        if turned(config) % 2 or not turned(config):
+        channels = config.head_dim * config.rope_fraction
+        if turned(config) % 2 or not turned(config) or abs(channels - turned(config)) > 1e-6:
             field = "head_dim" if config.rope_fraction == 1 else "rope_fraction"
-            remedy = f"RoPE turns channels in pairs: {turned(config)} of model.head_dim={config.head_dim} must be even"
+            found = f"{channels:g} of model.head_dim={config.head_dim}"
+            remedy = f"RoPE turns channels in pairs: {found} must be an even number"
             raise errors.UsageError(f"model.{field}", config[field], remedy)
 
     def __call__(self, x_BxTxD: jax.Array, documents_BxT: jax.Array | None = None):

@@ -59,7 +59,8 @@ class GatedDeltaNet(nnx.Module):
         for name in ("key_heads", "value_heads", "key_dim", "value_dim", "conv", "chunk"):
             errors.positive(f"model.gdn.{name}", gdn[name])
         if gdn.value_heads % gdn.key_heads:
-            raise errors.UsageError("model.gdn.value_heads", gdn.value_heads, f"must be a multiple of {gdn.key_heads}")
+            remedy = f"must be a multiple of model.gdn.key_heads={gdn.key_heads}"
+            raise errors.UsageError("model.gdn.value_heads", gdn.value_heads, remedy)
         if gdn.chunk & gdn.chunk - 1:
             raise errors.UsageError("model.gdn.chunk", gdn.chunk, "must be a power of two")
 

@@ -48,7 +48,8 @@ class MoE(nnx.Module):
         for name in ("experts", "top_k", "ffn"):
             errors.positive(f"model.moe.{name}", config.moe[name])
         if config.moe.top_k > config.moe.experts:
-            raise errors.UsageError("model.moe.top_k", config.moe.top_k, f"at most experts={config.moe.experts}")
+            remedy = f"at most model.moe.experts={config.moe.experts}"
+            raise errors.UsageError("model.moe.top_k", config.moe.top_k, remedy)
 
     def __call__(self, x_BxTxD: jax.Array, documents_BxT: jax.Array | None = None):
         """(y [B, T, D], the router's statistics: scalars in float32).

@@ -99,7 +99,8 @@ class SparseAttention(Attention):
         for name in ("heads", "head_dim", "block", "budget"):
             errors.positive(f"model.qsa.{name}", qsa[name])
         if qsa.budget % qsa.block:
-            raise errors.UsageError("model.qsa.budget", qsa.budget, f"must be a multiple of block={qsa.block}")
+            remedy = f"must be a multiple of model.qsa.block={qsa.block}"
+            raise errors.UsageError("model.qsa.budget", qsa.budget, remedy)
         if qsa.head_dim < turned(config):
             remedy = f"at least the {turned(config)} channels of attention's heads that RoPE turns"
             raise errors.UsageError("model.qsa.head_dim", qsa.head_dim, remedy)

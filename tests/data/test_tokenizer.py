@@ -136,12 +136,16 @@ def test_each_wrong_file_is_one_line(files, tmp_path):
     (tmp_path / "latin.json").write_bytes(b"\xe9")
     (tmp_path / "junk.model").write_text("junk")
     (tmp_path / "folder.json").mkdir()
+    for name in ("empty.json", "empty.model"):
+        (tmp_path / name).touch()
     small_tokenizers.bpe(tmp_path / "endless.json", end=None)
     small_tokenizers.sentencepieces(tmp_path / "endless.model", eos_id=-1)
     for name, line in [
         ("nosuch.json", "cannot be read: No such file"),
         ("folder.json", "cannot be read: Is a directory"),
         ("bpe.txt", r"must be \*.json \(of the package tokenizers\) or \*.model"),
+        ("empty.json", "is empty$"),
+        ("empty.model", "is empty$"),
         ("junk.json", r"the package tokenizers cannot read it \("),
         ("latin.json", r"the package tokenizers cannot read it \(UnicodeDecodeError"),
         ("junk.model", r"the package sentencepiece cannot read it \("),
