@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
             several.add_argument("--process_id", type=int, metavar="I", help="this one's number, from 0 on")
             several.add_argument("--wait", type=int, default=300, metavar="SECONDS", help="for the others; default 300")
         elif name == "analyze":
-            command.add_argument("--hf", required=True, metavar="DIR", help="a qwen4_exp or deepseek_v4 checkpoint")
+            command.add_argument("--hf", required=True, metavar="DIR", help="the folder of a qwen4_exp or deepseek_v4")
         else:
             command.add_argument("--experiment", required=True, metavar="FILE", help="the rows and published figures")
         if name in ("sweep", "table"):

@@ -7,7 +7,27 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from grlab.errors import UsageError
+from grlab.interop.public_config import PublicConfig
 from grlab.interop.tensors import Tensor, TensorFolder
+from grlab.residual.mhc import V4_EPS
+
+MODEL_TYPES = ("deepseek_v4",)
+
+
+def read_config(theirs: PublicConfig) -> tuple[dict[str, object], int, int, float]:
+    """(`config.residual`, the layers, the width, the norms' eps); UsageError for what our mHC does not have."""
+    hc_eps = theirs.get("hc_eps", float, default=V4_EPS)
+    if hc_eps != V4_EPS:
+        raise UsageError(f"{theirs.file}: hc_eps", hc_eps, f"this model has {V4_EPS} alone")
+    fields = {
+        "kind": "mhc",
+        "form": "deepseek_v4",
+        "streams": theirs.get("hc_mult", int, above=0),
+        "iterations": theirs.get("hc_sinkhorn_iters", int, above=0),
+    }
+    layers, width = (theirs.get(name, int, above=0) for name in ("num_hidden_layers", "hidden_size"))
+    return fields, layers, width, theirs.get("rms_norm_eps", float, above=0)
 
 
 def residual(folder: TensorFolder, layers: int, d: int, n: int) -> Iterator[Tensor]:

@@ -16,6 +16,7 @@ from grlab import parallel, residual
 from grlab.config import differences
 from grlab.errors import UsageError
 from grlab.interop import deepseek_v4, qwen4_config, qwen4_exp
+from grlab.interop.public_config import PublicConfig
 from grlab.interop.tensors import Parameters, TensorFolder, Where, check, write
 from grlab.model import Decoder
 from grlab.residual.stream import Site
@@ -112,16 +113,10 @@ def import_residual(path: str | Path) -> ResidualPart:
     Raises UsageError for other models, and one that lists the tensors that are missing or mis-shaped.
     """
     folder = TensorFolder(path)
-    theirs = folder.config.get("text_config", folder.config)
-    if theirs.get("model_type") == "deepseek_v4":
-        fields = {
-            "kind": "mhc",
-            "form": "deepseek_v4",
-            "streams": theirs["hc_mult"],
-            "iterations": theirs["hc_sinkhorn_iters"],
-        }
-        layers, width, eps = theirs["num_hidden_layers"], theirs["hidden_size"], theirs["rms_norm_eps"]
-        tensors = list(deepseek_v4.residual(folder, layers, width, theirs["hc_mult"]))
+    theirs = PublicConfig(folder, (*qwen4_config.MODEL_TYPES, *deepseek_v4.MODEL_TYPES))
+    if theirs.fields["model_type"] in deepseek_v4.MODEL_TYPES:
+        fields, layers, width, eps = deepseek_v4.read_config(theirs)
+        tensors = list(deepseek_v4.residual(folder, layers, width, fields["streams"]))
     else:
         config, vocab, _ = qwen4_config.read_config(folder)
         fields, layers = config.residual.to_dict(), config.model.layers

@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 
+import jax
+from flax import nnx
 from ml_collections import ConfigDict
 
 from grlab import config as configs
-from grlab.errors import UsageError, first_line
+from grlab import residual
+from grlab.errors import UsageError, one_of
+from grlab.interop.public_config import PublicConfig
 from grlab.interop.tensors import TensorFolder
 from grlab.model import check
 
+MODEL_TYPES = ("qwen4_exp", "qwen4_exp_text")
 # What transformers (5.24.0) takes where a config.json has no such field.
 DEFAULTS = {
     "hidden_act": "silu", "norm_topk_prob": True, "attention_bias": False, "tie_word_embeddings": False,
@@ -19,6 +24,33 @@ DEFAULTS = {
     "seed": 1234,
 }  # fmt: skip
 MIXERS = {"linear_attention": "gdn", "full_attention": "qsa", "indexed_attention": "qsa"}
+# Our fields that are one of theirs, all of them whole numbers above 0.
+SIZES = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab": "vocab_size",
+    "gdn.key_heads": "linear_num_key_heads",
+    "gdn.value_heads": "linear_num_value_heads",
+    "gdn.key_dim": "linear_key_head_dim",
+    "gdn.value_dim": "linear_value_head_dim",
+    "gdn.conv": "linear_conv_kernel_dim",
+    "qsa.budget": "indexer_budget",
+    "qsa.block": "indexer_compress_ratio",
+    "qsa.heads": "indexer_n_heads",
+    "qsa.head_dim": "indexer_head_dim",
+    "moe.experts": "num_experts",
+    "moe.top_k": "num_experts_per_tok",
+    "moe.ffn": "moe_intermediate_size",
+    "moe.shared": "shared_expert_intermediate_size",
+    "ngram.size": "ngram_size",
+    "ngram.heads": "heads_per_ngram",
+    "ngram.rows": "ngram_vocab_size_base",
+    "ngram.multiple": "make_ngram_vocab_size_divisible_by",
+    "ngram.conv": "ple_conv_kernel_size",
+}
 
 
 def read_config(folder: TensorFolder, overrides: Sequence[str] = ()) -> tuple[ConfigDict, int, int]:
@@ -27,88 +59,82 @@ def read_config(folder: TensorFolder, overrides: Sequence[str] = ()) -> tuple[Co
     What its config.json does not say is configs/gr.py's at the scale flash_next, with `overrides`. Raises UsageError
     for what is not a `qwen4_exp`, for settings that our model does not have, and for an override of what it says.
     """
-    field = str(folder.path / "config.json")
-    theirs = DEFAULTS | folder.config.get("text_config", folder.config)
-    if theirs.get("model_type") not in ("qwen4_exp_text", "qwen4_exp"):
-        raise UsageError(field, theirs.get("model_type"), "model_type must be qwen4_exp_text")
-    _refuse_others(field, theirs)
-    try:
-        found = _fields(theirs)
-    except (KeyError, TypeError, ValueError) as e:
-        raise UsageError(field, first_line(e), "is missing there, or is not what it should be") from e
+    theirs = PublicConfig(folder, MODEL_TYPES, DEFAULTS)
+    _refuse_others(theirs)
+    found = _fields(theirs)
     for override in overrides:
         name, _, value = override.partition("=")
         if name in found:
             raise UsageError(name, value, f"is the checkpoint's own ({found[name]!r}): leave it out")
     config = configs.load("configs/gr.py:flash_next", overrides)
     config.update_from_flattened_dict(found)
-    eos = theirs.get("eos_token_id")
-    separator = eos[0] if isinstance(eos, list) else eos
-    return config, theirs["vocab_size"], 0 if separator is None else separator
+    sizes = {"width": config.model.width, "layers": config.model.layers}
+    try:
+        check(config.model)
+        nnx.eval_shape(lambda: residual.build(config.residual, **sizes, key=jax.random.key(0)))
+    except UsageError as e:
+        if e.field in found:
+            raise UsageError(e.field, e.value, f"{e.remedy} (by {theirs.file})") from None
+        raise
+    return config, config.model.vocab, _separator(theirs)
 
 
-def _refuse_others(field: str, theirs: dict) -> None:
+def _separator(theirs: PublicConfig) -> int:
+    eos = theirs.fields.get("eos_token_id")
+    eos = eos[0] if isinstance(eos, list) and eos else eos
+    if eos is not None and type(eos) is not int:
+        raise theirs.error("eos_token_id", eos, "must be a whole number or a list of them")
+    return eos or 0
+
+
+def _refuse_others(theirs: PublicConfig) -> None:
     """Raises for a setting that our model does not have."""
+    rope = theirs.get("rope_parameters", dict)
     for name, value, only in (
-        ("hidden_act", theirs["hidden_act"], "silu"),
-        ("output_gate_type", theirs.get("output_gate_type") or "silu", "sigmoid"),
-        ("norm_topk_prob", theirs["norm_topk_prob"], True),
-        ("attention_bias", theirs["attention_bias"], False),
-        ("tie_word_embeddings", theirs["tie_word_embeddings"], False),
-        ("rope_type", (theirs.get("rope_parameters") or {}).get("rope_type", "default"), "default"),
+        ("hidden_act", theirs.fields["hidden_act"], "silu"),
+        ("output_gate_type", theirs.fields.get("output_gate_type") or "silu", "sigmoid"),
+        ("norm_topk_prob", theirs.fields["norm_topk_prob"], True),
+        ("attention_bias", theirs.fields["attention_bias"], False),
+        ("tie_word_embeddings", theirs.fields["tie_word_embeddings"], False),
+        ("rope_type", rope.get("rope_type", "default"), "default"),
     ):
         if value != only:
-            raise UsageError(f"{field}: {name}", value, f"this model has {only!r} alone")
-    if not theirs.get("shared_expert_intermediate_size"):
-        raise UsageError(f"{field}: shared_expert_intermediate_size", 0, "this model has a shared expert")
+            raise UsageError(f"{theirs.file}: {name}", value, f"this model has {only!r} alone")
+    if not theirs.fields.get("shared_expert_intermediate_size"):
+        raise UsageError(f"{theirs.file}: shared_expert_intermediate_size", 0, "this model has a shared expert")
 
 
-def _fields(theirs: dict) -> dict[str, object]:
+def _fields(theirs: PublicConfig) -> dict[str, object]:
     """The fields of our config that a config.json gives."""
-    rope = theirs["rope_parameters"]
-    interval = theirs.get("full_attention_interval", 4)
-    kinds = theirs.get("layer_types") or [
-        "indexed_attention" if (i + 1) % interval == 0 else "linear_attention"
-        for i in range(theirs["num_hidden_layers"])
-    ]
-    found = {
-        "layers": theirs["num_hidden_layers"],
-        "width": theirs["hidden_size"],
-        "heads": theirs["num_attention_heads"],
-        "kv_heads": theirs["num_key_value_heads"],
-        "head_dim": theirs["head_dim"],
-        "rope_theta": float(rope["rope_theta"]),
-        "rope_fraction": float(rope.get("partial_rotary_factor", 1.0)),
-        "norm_eps": float(theirs["rms_norm_eps"]),
-        "output_gate": True,
-        "pattern": ",".join(_period([MIXERS[kind] for kind in kinds])),
-        "separate_documents": False,
-        "vocab": theirs["vocab_size"],
-        "gdn.key_heads": theirs["linear_num_key_heads"],
-        "gdn.value_heads": theirs["linear_num_value_heads"],
-        "gdn.key_dim": theirs["linear_key_head_dim"],
-        "gdn.value_dim": theirs["linear_value_head_dim"],
-        "gdn.conv": theirs["linear_conv_kernel_dim"],
-        "qsa.budget": theirs["indexer_budget"],
-        "qsa.block": theirs["indexer_compress_ratio"],
-        "qsa.heads": theirs["indexer_n_heads"],
-        "qsa.head_dim": theirs["indexer_head_dim"],
-        "moe.experts": theirs["num_experts"],
-        "moe.top_k": theirs["num_experts_per_tok"],
-        "moe.ffn": theirs["moe_intermediate_size"],
-        "moe.shared": theirs["shared_expert_intermediate_size"],
-        "moe.balance": float(theirs["router_aux_loss_coef"]),
-        "ngram.layers": ",".join(map(str, theirs.get("ple_layer_ids") or [])),
-        "ngram.size": theirs["ngram_size"],
-        "ngram.heads": theirs["heads_per_ngram"],
-        "ngram.rows": theirs["ngram_vocab_size_base"],
-        "ngram.multiple": theirs["make_ngram_vocab_size_divisible_by"],
-        "ngram.width": theirs.get("ple_embed_dim") or theirs["hidden_size"],
-        "ngram.conv": theirs["ple_conv_kernel_size"],
-        "ngram.seed": theirs["seed"],
+    sizes = SIZES | {"ngram.width": "ple_embed_dim" if theirs.fields.get("ple_embed_dim") else "hidden_size"}
+    found = {f"model.{ours}": theirs.get(name, int, above=0) for ours, name in sizes.items()}
+    ngram_layers = theirs.get("ple_layer_ids", list, default=[])
+    return found | {
+        "model.rope_theta": theirs.get("rope_parameters.rope_theta", float, above=0),
+        "model.rope_fraction": theirs.get("rope_parameters.partial_rotary_factor", float, default=1.0),
+        "model.norm_eps": theirs.get("rms_norm_eps", float, above=0),
+        "model.output_gate": True,
+        "model.pattern": ",".join(_period(_mixers(theirs, found["model.layers"]))),
+        "model.separate_documents": False,
+        "model.moe.balance": theirs.get("router_aux_loss_coef", float),
+        "model.ngram.layers": ",".join(map(str, ngram_layers)),
+        "model.ngram.seed": theirs.get("seed", int),
+        "residual.streams": theirs.get("hc_count", int, above=0),
+        "residual.rank": theirs.get("hc_lowrank", int, above=0),
     }
-    of_residual = {"residual.streams": theirs["hc_count"], "residual.rank": theirs["hc_lowrank"]}
-    return {f"model.{name}": value for name, value in found.items()} | of_residual
+
+
+def _mixers(theirs: PublicConfig, layers: int) -> list[str]:
+    """Our mixer of each layer."""
+    if not theirs.fields.get("layer_types"):
+        interval = theirs.get("full_attention_interval", int, above=0, default=4)
+        return ["gdn" if (i + 1) % interval else "qsa" for i in range(layers)]
+    kinds = theirs.get("layer_types", list)
+    for kind in kinds:
+        one_of(f"{theirs.file}: layer_types", kind, MIXERS)
+    if len(kinds) != layers:
+        raise theirs.error("num_hidden_layers", layers, f"must be {len(kinds)}, as many as there are layer_types")
+    return [MIXERS[kind] for kind in kinds]
 
 
 def _period(mixers: list[str]) -> list[str]:

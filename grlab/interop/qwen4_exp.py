@@ -219,7 +219,7 @@ def layout(folder: TensorFolder, config: ConfigDict, vocab: int) -> Qwen4Exp:
     for name, shape in names.items():
         if found := re.search(r"layers\.(\d+)\.ple\.ple_embedding\.ngram_embedding\.shard_(\d+)\.weight$", name):
             layer, shard = map(int, found.groups())
-            parts.setdefault(layer, {})[shard] = shape[0]
+            parts.setdefault(layer, {})[shard] = shape[0] if shape else 0
     rows = {layer: [of[shard] for shard in sorted(of)] for layer, of in parts.items()}
     found = Qwen4Exp(config, vocab, prefix, fused, rows)
     for layer, of_parts in rows.items():

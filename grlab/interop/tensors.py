@@ -16,6 +16,8 @@ from safetensors.numpy import save_file
 from grlab.errors import UsageError, first_line
 
 INDEX = "model.safetensors.index.json"
+FLOATS = ("F64", "F32", "F16", "BF16")  # what a parameter may be stored in: of anything else, the scales are elsewhere
+WHOLE = ("I64", "I32")
 Where = tuple[str | int, ...]  # the path of a parameter in a module's state
 
 
@@ -25,30 +27,53 @@ class TensorFolder:
     def __init__(self, folder: str | Path):
         """Raises UsageError where there is no such checkpoint."""
         self.path = Path(folder)
+        if not self.path.is_dir():
+            remedy = "give a local folder with config.json and *.safetensors (download it first)"
+            raise UsageError("--hf", str(folder), remedy)
         self.config = self._json("config.json")
         if not isinstance(self.config, dict):
             raise UsageError("--hf", str(folder), "config.json is not a JSON object")
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, str] = {}
         self._file_of: dict[str, Path] = {}
         self._opened: tuple[Path, safetensors.safe_open] | None = None
-        if (self.path / INDEX).exists():
-            files = sorted({self.path / name for name in self._json(INDEX).get("weight_map", {}).values()})
-        else:
-            files = sorted(self.path.glob("*.safetensors"))
-        if not files:
-            raise UsageError("--hf", str(folder), "has no *.safetensors file")
-        for file in files:
+        for file in self._files():
             with self._open(file) as tensors:
                 for name in tensors.keys():
-                    self.shapes[name] = tuple(tensors.get_slice(name).get_shape())
+                    tensor = tensors.get_slice(name)
+                    self.shapes[name] = tuple(tensor.get_shape())
+                    self.dtypes[name] = tensor.get_dtype()
                     self._file_of[name] = file
 
     def read(self, name: str) -> np.ndarray:
         """The tensor in the dtype it is stored in."""
+        self.refuse_dtypes([name], (*FLOATS, *WHOLE))
         file = self._file_of[name]
         if self._opened is None or self._opened[0] != file:  # one at a time
             self._opened = (file, self._open(file))
         return self._opened[1].get_tensor(name)
+
+    def refuse_dtypes(self, names: Iterable[str], known: tuple[str, ...]) -> None:
+        """Raises one UsageError that lists the tensors of another dtype than `known`."""
+        if other := [f"{name} is {self.dtypes[name]}" for name in names if self.dtypes[name] not in known]:
+            remedy = f"{_few(other)}: a dtype that is not read, convert the checkpoint to BF16 or F32"
+            raise UsageError("--hf", str(self.path), remedy)
+
+    def _files(self) -> list[Path]:
+        if (self.path / INDEX).exists():
+            index = self._json(INDEX)
+            names = index.get("weight_map") if isinstance(index, dict) else None
+            if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+                raise UsageError("--hf", str(self.path), f"{INDEX} has no weight_map from tensors to files")
+            files = sorted({self.path / name for name in names.values()})
+            if absent := [str(file.relative_to(self.path)) for file in files if not file.is_file()]:
+                raise UsageError("--hf", str(self.path), f"{_few(absent)} of {INDEX} is not there: download it")
+        else:
+            files = sorted(self.path.glob("*.safetensors"))
+        if not files:
+            only = " but *.bin: convert it to safetensors" if any(self.path.glob("*.bin")) else ""
+            raise UsageError("--hf", str(self.path), f"has no *.safetensors file{only}")
+        return files
 
     def _open(self, file: Path):
         try:
@@ -110,11 +135,13 @@ class Parameters:
 
 
 def check(folder: TensorFolder, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
-    """Raises one UsageError that lists the expected tensors that are missing or mis-shaped, and those not expected.
+    """Raises one UsageError that lists the expected tensors that are missing or mis-shaped, and those not expected,
+    or the expected ones of a dtype that is not read.
 
     A tensor whose name begins with one of `ignored` may be there.
     """
     ignored = tuple(ignored)
+    folder.refuse_dtypes([name for name in expected if name in folder.shapes], FLOATS)
     missing = [name for name in expected if name not in folder.shapes]
     unknown = [name for name in folder.shapes if name not in expected and not name.startswith(ignored)]
     shapes = ((name, folder.shapes[name], shape) for name, shape in expected.items() if name in folder.shapes)
