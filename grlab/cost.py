@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.experimental import topologies
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from grlab import errors, hlo, parallel, traffic
 from grlab.chips import CHIPS, Chip
 from grlab.data.tokenizer import Bytes
 from grlab.model import Decoder
+from grlab.ops.mesh import BY_BATCH
 from grlab.params import count, count_active
 from grlab.train import flops
 from grlab.train.step import make_trainer
@@ -151,8 +152,8 @@ def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
 
 def compile_step(config: ConfigDict, trainer, mesh) -> jax.stages.Compiled | float:
     """The compiled training step, or the bytes of HBM that it would need where that is more than there are."""
-    split = NamedSharding(mesh, PartitionSpec(parallel.BATCH_AXES))
-    tokens_BxT = jax.ShapeDtypeStruct((config.batch_size, config.seq_len), jnp.int32, sharding=split)
+    by_batch = NamedSharding(mesh, BY_BATCH)
+    tokens_BxT = jax.ShapeDtypeStruct((config.batch_size, config.seq_len), jnp.int32, sharding=by_batch)
     lowered = trainer.step.lower(trainer.abstract, {"tokens_BxT": tokens_BxT, "targets_BxT": tokens_BxT})
     try:
         return lowered.compile()

@@ -68,6 +68,8 @@ class _Walk:
         total = Moved()
         collectives: dict[str, list[tuple[Computation, Instruction]]] = defaultdict(list)
         for i in computation.by_name.values():
+            if i.phase in ("update", "done"):
+                continue  # of what was counted where it began
             if i.op == "while":
                 trips = self.program.trips(computation, i)
                 total.unknown_loops += trips is None
@@ -75,10 +77,8 @@ class _Walk:
                     total.add(self.of(i.called(part)), trips or 1)
             elif i.op == "conditional":
                 total.add(max((self.of(n) for n in branches(i)), key=lambda m: m.hbm_bytes))
-            elif i.op == "call" or (i.op == "async" and i.phase == "start"):
+            elif i.op in ("call", "async"):
                 total.add(self.of(i.called("to_apply") or i.called("calls")))
-            elif i.phase in ("update", "done"):
-                continue
             elif i.op in _SENT:
                 collectives[_channel(i)].append((computation, i))
             else:

@@ -1,7 +1,7 @@
 """A run of two processes is the run of one, in its losses, its files and its stops.
 
 Seen to fail: each process given the first rows of the batch for its own; a signal that only the process it came to
-looks at; checkpoints of the first process alone.
+looks at.
 """
 
 import json

@@ -137,6 +137,24 @@ def test_a_collective_sends_what_its_group_asks_for(line, kind, sent):
     assert (found.counts, found.sent_bytes) == ({kind: 1}, {kind: pytest.approx(sent)})
 
 
+@pytest.mark.parametrize(("op", "attribute"), [("call", "to_apply"), ("async", "calls")])
+def test_an_asynchronous_computation_counts_once(op, attribute):
+    """Where it is started: what waits for it names no computation."""
+    program = f"""
+        %twice (x: f32[8,8]) -> f32[8,8] {{
+          %x = f32[8,8]{{1,0}} parameter(0)
+          ROOT %y = f32[8,8]{{1,0}} add(%x, %x)
+        }}
+
+        ENTRY %main (x: f32[8,8]) -> f32[8,8] {{
+          %x = f32[8,8]{{1,0}} parameter(0)
+          %s = ((f32[8,8]{{1,0}}), f32[8,8]{{1,0}}, u32[]) {op}-start(%x), {attribute}=%twice
+          ROOT %d = f32[8,8]{{1,0}} {op}-done(%s)
+        }}
+        """
+    assert moved(program).hbm_bytes == 3 * 256
+
+
 def test_an_asynchronous_collective_counts_once():
     pair = """
     ENTRY %main (x: f32[8,8]) -> f32[8,8] {
