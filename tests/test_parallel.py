@@ -1,6 +1,7 @@
 """A mesh of devices gives the run of one device, and its checkpoints restore on another number of them.
 
-Seen to fail: every device given the first rows of the batch instead of its own.
+Seen to fail: every device given the first rows of the batch instead of its own; a matrix of the experts of one device
+without its gradient.
 """
 
 import json
