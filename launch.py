@@ -46,6 +46,8 @@ def train(args, rest: list[str]) -> int:
 
 def sweep(args, rest: list[str]) -> int:
     """Runs the rows x seeds of an experiment that are missing, then prints its table."""
+    if args.on == "pod":  # which compiles for TPUs, as plan does
+        os.environ |= COMPILER_ENV
     from grlab import experiment, sweep
 
     ours = tuple(f"--{group}." for group in launchers.GROUPS)

@@ -18,6 +18,7 @@ class Job(Protocol):
     name: str  # "gr-0"
     command: Sequence[str]  # to be run from `cwd`
     workdir: Path  # the run directory
+    config: dict  # the resolved config, as in JSON
 
 
 # launch(jobs, cwd, width) -> the exit status of each job, or None for one that is not waited for; `width` is how many

@@ -1,23 +1,28 @@
 """Writes one SkyPilot task file a run, to be launched as a managed job; or prints the runs as gcloud commands.
 
-Nothing is launched from here: a pod costs money from its start, and has its own commands for it.
+Nothing is launched from here: a pod costs money from its start, and has its own commands for it. A row that does not
+fit on it is refused: its training step is compiled for the pod's topology first.
 """
 
 import importlib.util
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
+from ml_collections import ConfigDict
 
 from grlab.errors import UsageError, first_line, one_of
 from grlab.launchers import Job
 
 RESOURCES = {"accelerators": str, "cloud": str, "region": str, "zone": str, "use_spot": bool, "instance_type": str}
 RESOURCES |= {"cpus": str, "memory": str, "disk_size": int, "image_id": str}
-TASK = {"bucket": str, **RESOURCES, "runtime_version": str}  # the options of a task file
-GCLOUD = {"name": str, "zone": str, "project": str}  # those of --print
+TASK = {"bucket": str, **RESOURCES, "runtime_version": str, "topology": str}  # the options of a task file
+GCLOUD = {"name": str, "zone": str, "project": str, "topology": str}  # those of --print
+EXAMPLES = {"name": "my-pod", "zone": "us-east5-a", "accelerators": "tpu-v5p-16", "bucket": "gs://my-runs"}
+EXAMPLES |= {"topology": "v5p:2x2x2 (none: whether the rows fit is not looked at)"}
 RUNS = "/grlab-runs"  # where a pod has the bucket
 PYTHON = "~/grlab-env/bin/python"
 _WORDS = {"true": True, "false": False}
@@ -27,16 +32,20 @@ def launch(jobs: Sequence[Job], cwd: Path, width: int = 1, options: Mapping[str,
     """Writes .pod/RUN.yaml beside the run directories and prints the commands that launch them.
 
     With the option `print` it prints the gcloud commands that run `jobs` in turn on one pod, and writes nothing.
+    Raises UsageError for an option that cannot be, and for a job that does not fit on the option `topology`.
     """
     if width != 1:
         raise UsageError("--jobs", width, "a pod has one run at a time, and SkyPilot starts what it is told to")
     options = dict(options or {})
     as_gcloud = options.pop("print", "false") == "true"
     fields = _fields(options, GCLOUD if as_gcloud else TASK)
-    for field in ("name", "zone") if as_gcloud else ("accelerators", "bucket"):
+    needed = ["name", "zone"] if as_gcloud else ["accelerators", "bucket"]
+    if fields.get("accelerators", "tpu").startswith("tpu"):
+        needed.append("topology")
+    for field in needed:
         if field not in fields:
-            example = {"name": "my-pod", "zone": "us-east5-a", "accelerators": "tpu-v5p-16", "bucket": "gs://my-runs"}
-            raise UsageError("on", "pod", f"needs --pod.{field}, such as --pod.{field}={example[field]}")
+            raise UsageError("on", "pod", f"needs --pod.{field}, such as --pod.{field}={EXAMPLES[field]}")
+    _check_fit(jobs, fields.pop("topology", "none"), fields.get("accelerators", ""))
     if as_gcloud:
         for job in jobs:
             print(gcloud(job, **fields))
@@ -56,6 +65,30 @@ def _fields(options: Mapping[str, str], types: Mapping[str, type]) -> dict[str, 
     if "://" not in fields.get("bucket", "://"):
         raise UsageError("pod.bucket", fields["bucket"], "must be the address of a bucket, such as gs://my-runs")
     return fields
+
+
+def _check_fit(jobs: Sequence[Job], topology: str, accelerators: str) -> None:
+    """Raises UsageError for the jobs whose training step needs more memory than a chip of `topology` has."""
+    if topology == "none":
+        return
+    from grlab.cost import cost  # starts JAX
+    from grlab.cost import topology as topology_of
+
+    on = topology_of(topology)
+    name, a_chip = on.chip.slices
+    here = f"tpu-{name}-{a_chip * len(on.devices)}"
+    if accelerators not in ("", here):
+        raise UsageError("pod.topology", topology, f"is {here}, and --pod.accelerators={accelerators}")
+    costs = {}
+    for job in jobs:
+        row = job.config["row"]
+        if row not in costs:  # its seeds cost the same
+            print(f"{row}: compiling for {on.name}", file=sys.stderr, flush=True)
+            costs[row] = cost(ConfigDict(job.config), on)
+    too_large = [f"{row} ({c.hbm_bytes / 2**30:.1f} GiB)" for row, c in costs.items() if not c.fits]
+    if too_large:
+        has = f"a chip has {on.chip.hbm_bytes / 2**30:.0f} GiB"
+        raise UsageError("pod.topology", topology, f"{has}, which is too little for {', '.join(too_large)}")
 
 
 def gcloud(job: Job, name: str, zone: str, project: str = "") -> str:

@@ -2,8 +2,11 @@
 
 import importlib.util
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -16,6 +19,7 @@ from grlab.experiment import load
 from grlab.launchers import pod
 
 OPTIONS = {"accelerators": "tpu-v5p-16", "bucket": "gs://my-runs", "zone": "us-east5-a", "use_spot": "true"}
+OPTIONS |= {"topology": "none"}
 
 
 def runs(tmp_path):
@@ -75,11 +79,13 @@ def test_the_commands_that_launch_are_printed(files, capfd, tmp_path):
     assert f"gcloud storage rsync --recursive gs://my-runs/demo {tmp_path / 'demo'}" in out
 
 
+TPU = ["--pod.accelerators=tpu-v5p-16", "--pod.bucket=gs://x"]
 SWEEP = ["sweep", "--experiment=experiments/demo.py", "--scale=tiny", "--seeds=1", "--on=pod"]
 
 
 def test_the_runs_as_gcloud_commands(capsys, tmp_path):
-    argv = [*SWEEP, f"--runs={tmp_path / 'runs'}", "--print", "--pod.name=my-pod", "--pod.zone=us-east5-a"]
+    argv = [*SWEEP, f"--runs={tmp_path / 'runs'}", "--print", "--pod.name=my-pod"]
+    argv += ["--pod.zone=us-east5-a", "--pod.topology=none"]
     assert launch.main(argv) == 0
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("gcloud")]
     assert len(lines) == 2 and not any(tmp_path.iterdir())
@@ -97,7 +103,14 @@ def test_the_runs_as_gcloud_commands(capsys, tmp_path):
         ([], "needs --pod.accelerators"),
         (["--pod.accelerators=tpu-v5p-16"], "needs --pod.bucket, such as --pod.bucket=gs://my-runs"),
         (["--print", "--pod.name=x"], "needs --pod.zone"),
-        (["--print", "--pod.bucket=gs://x"], "pod='bucket': known: name, zone, project"),
+        (["--print", "--pod.name=x", "--pod.zone=x"], "needs --pod.topology, such as --pod.topology=v5p:2x2x2"),
+        (["--pod.accelerators=tpu-v5p-16", "--pod.bucket=gs://x"], "needs --pod.topology"),
+        (TPU + ["--pod.topology=v5x:2x2"], "topology='v5x:2x2': "),
+        (
+            TPU + ["--pod.topology=v5p:2x2x1"],
+            "pod.topology='v5p:2x2x1': is tpu-v5p-8, and --pod.accelerators=tpu-v5p-16",
+        ),
+        (["--print", "--pod.bucket=gs://x"], "pod='bucket': known: name, zone, project, topology"),
         (["--pod.acelerators=x"], "pod='acelerators': did you mean 'accelerators'?"),
         (["--pod.use_spot=maybe"], "pod.use_spot='maybe': must be of type bool"),
         (["--pod.bucket=x"], "pod.bucket='x': must be the address of a bucket"),
@@ -117,3 +130,26 @@ def test_options_are_their_launchers_alone(tmp_path, capsys):
     for argument in ("--slurm.partition=gpu", "--pod.zone=x", "--print"):
         assert launch.main([*local, f"--runs={tmp_path}", argument]) == 2
         assert "this sweep is --on=local" in capsys.readouterr().err
+
+
+def test_a_row_that_does_not_fit_is_refused(tmp_path):
+    """In a process of its own: the compiler has to know its target before JAX starts."""
+    experiment = tmp_path / "large.py"
+    demo = (ROOT / "experiments" / "demo.py").read_text()
+    experiment.write_text(demo.replace('"GR")', '"GR", overrides={"residual.streams": 2**20})'))
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+
+    def run(experiment):
+        argv = ["sweep", f"--experiment={experiment}", "--scale=tiny", "--seeds=2", f"--runs={tmp_path / 'runs'}"]
+        argv += ["--on=pod", "--print", "--pod.name=my-pod", "--pod.zone=x", "--pod.topology=v5e:2x2"]
+        return subprocess.run(
+            [sys.executable, "launch.py", *argv], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        )
+
+    refused = run(experiment)
+    assert refused.returncode == 2 and "gcloud" not in refused.stdout
+    *_, line = refused.stderr.splitlines()
+    assert re.fullmatch(r"error: pod\.topology='v5e:2x2': a chip has 16 GiB, .* too little for gr \([\d.]+ GiB\)", line)
+    taken = run("experiments/demo.py")
+    assert taken.returncode == 0 and taken.stdout.count("gcloud compute") == 4
+    assert taken.stderr.count("compiling for v5e:2x2") == 2  # each row once
