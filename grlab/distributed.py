@@ -51,7 +51,9 @@ def start(coordinator: str | None, processes: int | None, process_id: int | None
         # On a TPU that is no pod's, JAX finds no cluster and raises ValueError.
         with contextlib.suppress(ValueError) if method == "tpu" else contextlib.nullcontext():
             asked = None if method == "tpu" else method  # JAX tells the kinds of TPU clusters apart by itself
-            _join(f"a process started by {method}", "the first one", wait, cluster_detection_method=asked)
+            gpus = _gpus_of_a_node(os.environ)
+            who = f"a process started by {method}"
+            _join(who, "the first one", wait, cluster_detection_method=asked, local_device_ids=gpus)
 
 
 def _started_by(environment) -> str | None:
@@ -64,6 +66,13 @@ def _started_by(environment) -> str | None:
         return "k8s"
     chips = [*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")]
     return "tpu" if chips and importlib.util.find_spec("libtpu") else None
+
+
+def _gpus_of_a_node(environment) -> list[int] | None:
+    """The GPUs of the only task that Slurm has on a node, which are all of them: JAX would give it the first one."""
+    tasks, nodes = (environment.get(f"SLURM_STEP_NUM_{of}") for of in ("TASKS", "NODES"))
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    return list(range(len(visible.split(",")))) if visible and tasks is not None and tasks == nodes else None
 
 
 def _join(who: str, coordinator: str, wait: int, *args, **kwargs) -> None:

@@ -174,3 +174,12 @@ def test_wrong_flags_are_one_line(flags, named):
 def test_what_started_the_processes_is_found(environment, method):
     """By what it leaves in the environment."""
     assert distributed._started_by(environment) == method
+
+
+@pytest.mark.parametrize(("tasks", "nodes", "gpus"), [(2, 2, [0, 1, 2, 3]), (8, 2, None), (None, None, None)])
+def test_a_task_that_is_alone_on_its_node_has_all_gpus_of_it(tasks, nodes, gpus):
+    environment = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    if tasks is not None:
+        environment |= {"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_NUM_NODES": str(nodes)}
+    assert distributed._gpus_of_a_node(environment) == gpus
+    assert distributed._gpus_of_a_node(environment | {"CUDA_VISIBLE_DEVICES": ""}) is None
