@@ -22,6 +22,16 @@ class Chip(NamedTuple):
     options: dict[str, str] = {}  # of the compiler's topology
     slices: tuple[str, int] = ("", 1)  # what Google Cloud calls a slice: this, and a number: of so many a chip
 
+    def wraps(self, sizes: tuple[int, ...]) -> tuple[bool, ...]:
+        """Whether the last chip in each direction is wired to the first: the compiler is not told so by the shape.
+
+        In three directions where all are whole cubes of 4 (docs.cloud.google.com/tpu/docs/v4), in two those of 16
+        (jax-ml.github.io/scaling-book, "TPUs").
+        """
+        if len(sizes) == 3:
+            return (all(n % 4 == 0 for n in sizes),) * 3
+        return (*(n == 16 for n in sizes), False)
+
 
 _GIB = 2**30
 # docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, "System architecture". Their interconnect bandwidth is of both

@@ -79,13 +79,14 @@ def topology(name: str) -> Topology:
     if importlib.util.find_spec("libtpu") is None:
         remedy = f"needs the TPU compiler, and no TPU: pip install 'jax[tpu]=={jax.__version__}'"
         raise errors.UsageError("topology", name, remedy)
+    chip, sizes = CHIPS[kind], tuple(map(int, shape.split("x")))
     try:
-        devices = topologies.get_topology_desc(name, platform="tpu", **CHIPS[kind].options).devices
+        devices = topologies.get_topology_desc(name, platform="tpu", wrap=chip.wraps(sizes), **chip.options).devices
     except jax.errors.JaxRuntimeError as e:
         raise errors.UsageError("topology", name, f"the TPU compiler has no such shape: {errors.first_line(e)}") from e
-    if len(devices) != math.prod(map(int, shape.split("x"))):
+    if len(devices) != math.prod(sizes):
         raise AssertionError(f"{name} has {len(devices)} devices: not one a chip")
-    return Topology(name, CHIPS[kind], tuple(devices))
+    return Topology(name, chip, tuple(devices))
 
 
 def cost(config: ConfigDict, on: Topology) -> Cost:

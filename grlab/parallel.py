@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from grlab import errors
@@ -30,8 +31,9 @@ def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
         raise errors.UsageError("config.mesh", shape, f"must multiply to the {count} devices there are")
     if free:
         sizes[free[0]] = count // taken
-    axis_types = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types, devices=devices)
+    # An axis may take a part of a row of chips: else 16 × 16 of the 8 × 8 × 4 chips of a pod would be refused.
+    grid = mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
+    return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def check_batch(batch_size: int, accumulate: int, mesh: Mesh, field: str = "config.batch_size") -> None:
