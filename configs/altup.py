@@ -15,6 +15,7 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.row = "altup"
     config.residual = base.residual(
+        config,
         "altup",
         streams=2,  # K, the blocks
         select="alternating",  # alternating (by sublayer) | layers (by layer) | same: the block that is computed on

@@ -15,6 +15,7 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.row = "attnres"
     config.residual = base.residual(
+        config,
         "attnres",
         block=1,  # S, sites a block; 1: full
     )

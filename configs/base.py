@@ -10,11 +10,12 @@ from ml_collections import config_dict
 from configs import scales
 
 
-def residual(kind: str, **switches) -> ml_collections.ConfigDict:
+def residual(config: ml_collections.ConfigDict, kind: str, **switches) -> ml_collections.ConfigDict:
     """`config.residual` of a row: its kind, that kind's switches, and the switches that every kind has."""
     common = {
         "gated_norm": 0,  # rank of a gate on each norm before a sublayer and the head (GatedNorm); 0: none
-        "stream_dtype": "float32",  # float32 | bfloat16 | float8_e4m3fn (GR; saves memory with remat=full)
+        # float32 | bfloat16 | float8_e4m3fn (GR; saves memory with remat=full); unless set, model.compute_dtype's
+        "stream_dtype": config.model.get_ref("compute_dtype").identity(),  # a reference of its own
     }
     return ml_collections.ConfigDict({"kind": kind, **switches, **common})
 
@@ -78,7 +79,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     # none | full | dots: what the backward pass recomputes. On a CPU a layer is sooner computed again than fetched.
     m.remat = "full"
 
-    c.residual = residual("prenorm")
+    c.residual = residual(c, "prenorm")
 
     o = c.optim = ml_collections.ConfigDict()
     o.name = "adamw"  # adamw | muon: the linear maps of the sublayers by Muon, all else by AdamW

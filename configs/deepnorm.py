@@ -15,6 +15,7 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.row = "deepnorm"
     config.residual = base.residual(
+        config,
         "deepnorm",
         norm="layer",  # layer | rms
     )

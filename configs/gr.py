@@ -18,6 +18,7 @@ def get_config(scale: str = "cpu"):
     config.optim.lr = LR.get(scale, config.optim.lr)
     config.row = "gr"
     config.residual = base.residual(
+        config,
         "gr",
         streams=4,
         rank=config.model.get_ref("width") // 8,  # of the low-rank gates

@@ -16,6 +16,7 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.row = "hc"
     config.residual = base.residual(
+        config,
         "hc",
         streams=4,  # any n ≥ 1
         dynamic=True,  # false: the maps are learned constants

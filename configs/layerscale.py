@@ -15,6 +15,7 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.row = "layerscale"
     config.residual = base.residual(
+        config,
         "layerscale",
         start=0.1,  # the initial λ; the paper: 0.1 up to depth 18, 1e-5 up to 24, 1e-6 beyond
     )

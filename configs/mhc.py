@@ -18,6 +18,7 @@ def get_config(scale: str = "cpu"):
     config.optim.lr = LR.get(scale, config.optim.lr)
     config.row = "mhc"
     config.residual = base.residual(
+        config,
         "mhc",
         streams=4,
         dynamic=True,  # false: the maps are learned constants

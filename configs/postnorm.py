@@ -15,6 +15,7 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.row = "postnorm"
     config.residual = base.residual(
+        config,
         "postnorm",
         norm="layer",  # layer | rms
     )

@@ -14,5 +14,5 @@ from configs import base
 def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.row = "prenorm"
-    config.residual = base.residual("prenorm")
+    config.residual = base.residual(config, "prenorm")
     return config

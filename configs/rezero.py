@@ -15,6 +15,7 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.row = "rezero"
     config.residual = base.residual(
+        config,
         "rezero",
         norm="none",  # none | pre: an RMSNorm before each sublayer
     )

@@ -14,5 +14,5 @@ from configs import base
 def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.row = "scalars"
-    config.residual = base.residual("scalars")
+    config.residual = base.residual(config, "scalars")
     return config

@@ -15,6 +15,7 @@ def get_config(scale: str = "cpu"):
     config = base.get_config(scale)
     config.row = "width_only"
     config.residual = base.residual(
+        config,
         "width_only",
         streams=4,
         read_init="home",  # home | mean: the scalars start as e_{k mod n}, or as 1/n

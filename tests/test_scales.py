@@ -8,6 +8,7 @@ from configs.scales import SCALES
 from grlab import config as configs
 from grlab.model import Decoder
 from grlab.params import count, count_active
+from tests.rows import ROWS
 
 
 def model_of(row: str, scale: str):
@@ -71,3 +72,14 @@ def test_every_scale_loads_for_every_row_that_has_rates_of_its_own(scale):
     for row in ("prenorm", "gr", "mhc"):
         config = configs.load(f"configs/{row}.py:{scale}")
         assert config.scale == scale and config.residual.kind == row
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_streams_are_of_the_compute_dtype_unless_they_are_told_otherwise(row):
+    def dtypes(*overrides):
+        config = configs.load(f"configs/{row}.py:60m", overrides)
+        return config.model.compute_dtype, config.residual.stream_dtype
+
+    assert dtypes() == ("bfloat16", "bfloat16")
+    assert dtypes("model.compute_dtype=float32") == ("float32", "float32")
+    assert dtypes("residual.stream_dtype=float32") == ("bfloat16", "float32")
