@@ -74,12 +74,17 @@ def topology(name: str) -> Topology:
     kind, _, shape = name.partition(":")
     if kind not in CHIPS:
         raise errors.UsageError("topology", name, f"{errors.nearest(kind, CHIPS)}known chips: {', '.join(CHIPS)}")
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", shape):
-        raise errors.UsageError("topology", name, f"give the chips in each direction: {kind}:4x4 or {kind}:4x4x4")
+    chip, directions = CHIPS[kind], len(CHIPS[kind].largest)
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)" + f"{{{directions - 1}}}", shape):
+        example = f"{kind}:{'x'.join(['4'] * directions)}"
+        raise errors.UsageError("topology", name, f"give the chips in each of its {directions} directions: {example}")
+    sizes = tuple(map(int, shape.split("x")))
+    if any(n > most for n, most in zip(sorted(sizes), sorted(chip.largest), strict=True)):  # it would end the process
+        largest = "x".join(map(str, chip.largest))
+        raise errors.UsageError("topology", name, f"must be no larger than the largest slice of {kind}, {largest}")
     if importlib.util.find_spec("libtpu") is None:
         remedy = f"needs the TPU compiler, and no TPU: pip install 'jax[tpu]=={jax.__version__}'"
         raise errors.UsageError("topology", name, remedy)
-    chip, sizes = CHIPS[kind], tuple(map(int, shape.split("x")))
     try:
         devices = topologies.get_topology_desc(name, platform="tpu", wrap=chip.wraps(sizes), **chip.options).devices
     except jax.errors.JaxRuntimeError as e:

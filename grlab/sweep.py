@@ -54,7 +54,7 @@ def plan(
     `extra_overrides` ("steps=500") are given to every row. Raises UsageError for a field that does not exist, for an
     override of what the experiment itself sets, and for a row that differs from the baseline in more than it declares.
     """
-    own = {"seed": "--seeds", "wandb.group": "the experiment", "row": "the experiment"}
+    own = {"seed": "--seeds", "wandb.group": "the experiment", "row": "the experiment", "residual.kind": "the row"}
     own |= {field: f"row {row.name}" for row in experiment.rows for field in row.overrides}
     for override in extra_overrides:
         field = override.partition("=")[0]

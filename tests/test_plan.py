@@ -65,8 +65,11 @@ PLAN = ["plan", "--experiment=experiments/table5.py", "--scale=60m"]
     ("argv", "line"),
     [
         (["--topology=v5g:4x4"], "topology='v5g:4x4': did you mean 'v5p'? known chips: v4, v5e, v5p, v6e"),
-        (["--topology=v5e:16"], "topology='v5e:16': give the chips in each direction: v5e:4x4"),
-        (["--topology=v5e"], "topology='v5e': give the chips in each direction: v5e:4x4"),
+        (["--topology=v5e:16"], "topology='v5e:16': give the chips in each of its 2 directions: v5e:4x4"),
+        (["--topology=v5e"], "topology='v5e': give the chips in each of its 2 directions: v5e:4x4"),
+        (["--topology=v5e:2x2x2"], "give the chips in each of its 2 directions: v5e:4x4"),
+        (["--topology=v5p:2x2"], "give the chips in each of its 3 directions: v5p:4x4x4"),
+        (["--topology=v5e:16x32"], "must be no larger than the largest slice of v5e, 16x16"),
         pytest.param(["--topology=v5e:3x3"], "the TPU compiler has no such shape", marks=needs_libtpu),
         pytest.param(["--topology=v5e:4x4", "--rows=grr"], "row='grr': did you mean 'gr'?", marks=needs_libtpu),
         pytest.param(

@@ -123,7 +123,7 @@ def test_a_plan_goes_seed_by_seed_and_its_command_resolves_to_its_config(tmp_pat
 
 
 def test_what_the_experiment_sets_cannot_be_overridden(tmp_path):
-    for override in ("optim.lr=1e-3", "seed=4", "wandb.group=mine"):
+    for override in ("optim.lr=1e-3", "seed=4", "wandb.group=mine", "residual.kind=gr"):
         with pytest.raises(UsageError, match="leave it out"):
             plan(tmp_path, extra=[override])
     with pytest.raises(UsageError, match="stepz"):
