@@ -36,9 +36,9 @@ class Chip(NamedTuple):
 
 _GIB = 2**30
 # docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, "System architecture" and "Configurations". Their interconnect
-# bandwidth is of both directions; half of it is here. For v4 they have none: 6 links of 50 GB/s are from arXiv 2304.01433, and with them the
-# documented all-reduce of a pod, 1.1 PB/s for 4096 chips, is 0.9 of the links', as it is 1.0 for v5e and v6e. The
-# capacities are binary: what XLA may use of the 16 GB of a v5e is 15.75 GiB.
+# bandwidth is of both directions; half of it is here. For v4 they have none: 6 links of 50 GB/s are from arXiv
+# 2304.01433, and with them the documented all-reduce of a pod, 1.1 PB/s for 4096 chips, is 0.9 of the links', as it is
+# 1.0 for v5e and v6e. The capacities are binary: what XLA may use of the 16 GB of a v5e is 15.75 GiB.
 CHIPS = {
     # Without megacore each core of a v4 is a device.
     "v4": Chip(275e12, 32 * _GIB, 1200e9, 300e9, (16, 16, 16), {"chip_config_name": "megacore"}, slices=("v4", 2)),
