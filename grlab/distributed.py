@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
@@ -129,6 +129,18 @@ def from_first(call: Callable[[], object]) -> object:
 def anyone(flag: bool) -> bool:
     """Whether `flag` is true in any process; each of them must ask."""
     return flag if not several() else bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+
+
+def check_alike(fields: Mapping[str, object]) -> None:
+    """Raises UsageError in every process unless each of them has these values, of JSON, of the first one."""
+    theirs, mine = from_first(lambda: fields), json.loads(json.dumps(fields))
+    different = next((f for f in {**theirs, **mine} if theirs.get(f) != mine.get(f)), None)
+    if not anyone(different is not None):
+        return
+    if different is None:
+        raise UsageError("process", jax.process_index(), "another process says what it has otherwise: see there")
+    remedy = f"the first process has {theirs.get(different)!r}: start all of them by the same command on the same files"
+    raise UsageError(different, mine.get(different), remedy)
 
 
 class Word:

@@ -40,12 +40,12 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def start(workdir, overrides, processes=2, only=None, **more):
+def start(workdir, overrides, processes=2, only=None, port=None, **more):
     """The processes of one run of the row gr, started."""
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"
     fields = [f"--config.{o}" for o in overrides]
     command = [sys.executable, "launch.py", "train", "--config=configs/gr.py:tiny", f"--workdir={workdir}", *fields]
-    command += [f"--coordinator=localhost:{free_port()}", f"--processes={processes}"]
+    command += [f"--coordinator=localhost:{port or free_port()}", f"--processes={processes}"]
     command += [f"--{name}={value}" for name, value in more.items()]
     return [
         subprocess.Popen(
@@ -105,6 +105,17 @@ def test_two_processes_train_as_one_and_each_goes_on_for_the_other(corpus, tmp_p
         assert status == 0, said
     for name in ("shrunk", "grown"):
         np.testing.assert_allclose(list(losses(tmp_path / name).values()), list(losses(one).values()), rtol=1e-5)
+
+
+def test_processes_with_different_configs_are_refused(corpus, tmp_path):
+    """One line in each, before there is a run directory."""
+    port, run = free_port(), tmp_path / "run"
+    mine = start(run, [*corpus, *MESH], only=[0], port=port)
+    other = start(run, [*corpus, *MESH, "optim.lr=5e-3"], only=[1], port=port)
+    (status, said), (other_status, other_said) = ends([*mine, *other])
+    assert (status, other_status) == (2, 2), said + other_said
+    assert "error: config.optim.lr=0.005: the first process has 0.003: start all of them by the same" in other_said
+    assert "error: process=0: another process" in said and not run.exists()
 
 
 def test_a_killed_process_ends_the_other_and_a_stopped_one_takes_it_along(corpus, tmp_path):

@@ -18,6 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from grlab import distributed, parallel
+from grlab.config import flatten
 from grlab.data import batches as data
 from grlab.data import corpus as corpora
 from grlab.errors import RunFailed, UsageError
@@ -60,6 +61,7 @@ class Run:
         parallel.check_batch(config.eval.batch_size, 1, mesh, "config.eval.batch_size")
         self.mesh = mesh
         self.corpus = corpora.load(config.data)
+        distributed.check_alike({"corpus": self.corpus.fingerprint})
         vocab = _vocab(config.model.vocab, self.corpus)
         self.trainer = make_trainer(config, vocab, mesh, self.corpus.separator)
         self.share = parallel.share_of(config.batch_size, mesh)
@@ -258,6 +260,7 @@ def train(config: ConfigDict, workdir: str | Path) -> dict:
       RunFailed: the run diverged, now or in an earlier call, or a checkpoint could not be written.
       Stopped: a signal ended it.
     """
+    distributed.check_alike({f"config.{field}": value for field, value in flatten(config.to_dict()).items()})
     directory = RunDir(workdir, config)
     if (result := distributed.from_first(directory.result)) is not None:
         if result["status"] != "done":
