@@ -36,7 +36,9 @@ def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
       UsageError: no such file, scale or field, a value of another type, or one out of its range.
     """
     path, _, scale = spec.partition(":")
-    if path.endswith(".json") and Path(path).is_file():
+    if path.endswith(".json"):
+        if scale:
+            raise errors.UsageError("--config", spec, f"a run's config has its scale: leave it out, --config={path}")
         return _override(_saved(path), overrides)
     get_config = import_file("--config", path, "configs", "get_config")
     try:
@@ -50,6 +52,8 @@ def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 def _saved(path: str) -> ConfigDict:
     """The config that a run saved."""
+    if not Path(path).is_file():
+        raise errors.UsageError("--config", path, "no such file")
     try:
         saved = json.loads(Path(path).read_text())
     except ValueError:

@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from grlab.errors import RunFailed, UsageError, first_line
+from grlab.errors import RunFailed, UsageError, first_line, positive
 
 HEARTBEAT = 30  # seconds without a word from a process after which the others end
 
@@ -36,14 +36,19 @@ def start(coordinator: str | None, processes: int | None, process_id: int | None
     """
     if processes == 1 and coordinator is None and process_id in (None, 0):
         return
+    positive("--wait", wait)
     explicit = {"--coordinator": coordinator, "--processes": processes, "--process_id": process_id}
     if any(value is not None for value in explicit.values()):
         for name, value in explicit.items():
             if value is None:
-                raise UsageError(name, value, "goes with " + " and ".join(n for n in explicit if n != name))
+                raise UsageError(
+                    name, "", "give it, too: it goes with " + " and ".join(n for n in explicit if n != name)
+                )
+        positive("--processes", processes)
         if not 0 <= process_id < processes:
             raise UsageError("--process_id", process_id, f"must lie in 0 .. {processes - 1}")
-        if not coordinator.rpartition(":")[2].isdigit():
+        host, _, port = coordinator.rpartition(":")
+        if not (host and port.isdigit() and 0 < int(port) < 2**16):
             raise UsageError("--coordinator", coordinator, "must be host:port, the same for every process")
         who = f"process {process_id} of {processes}"
         _join(who, coordinator, wait, coordinator, processes, process_id, cluster_detection_method="deactivate")
@@ -77,7 +82,9 @@ def _gpus_of_a_node(environment) -> list[int] | None:
 
 def _join(who: str, coordinator: str, wait: int, *args, **kwargs) -> None:
     def give_up():
-        remedy = "are all of them started, and is that address open? --wait=SECONDS waits longer"
+        remedy = (
+            "are all of them started, each with an id of its own, and is that address open? --wait=SECONDS waits longer"
+        )
         print(f"failed: {who}: waited {wait} s for the others at {coordinator}: {remedy}", file=sys.stderr, flush=True)
         os._exit(1)
 

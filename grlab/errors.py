@@ -1,7 +1,9 @@
 """Errors that are the user's to mend: one line that names the field, the value and the way out."""
 
 import difflib
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UsageError(ValueError):
@@ -49,3 +51,13 @@ def not_negative(field: str, value: float) -> None:
     """Raises unless `value` is zero or above."""
     if not value >= 0:
         raise UsageError(field, value, "must not be negative")
+
+
+def check_directory(field: str, path: str | Path) -> None:
+    """Raises unless `path` is a directory that can be written to, or one that can be made."""
+    path = Path(path).absolute()
+    there = next(p for p in (path, *path.parents) if p.exists())
+    if not there.is_dir():
+        raise UsageError(field, str(path), f"{'' if there == path else f'{there} '}is a file: give a directory")
+    if not os.access(there, os.W_OK):
+        raise UsageError(field, str(path), f"no permission to write to {there}: give another directory")

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from grlab import sweep
 from grlab.cost import Cost, Topology, cost, topology
+from grlab.errors import check_directory
 from grlab.experiment import Experiment
 from grlab.report.render import Block
 from grlab.report.table import NONE
@@ -41,6 +42,8 @@ def run(
     Raises UsageError for a topology, a row, a field or a combination of them that cannot be.
     """
     on = topology(topology_name)
+    if out:
+        check_directory("--out", out)  # before the minutes that the rows take
     chosen = [experiment.row(name) for name in rows.split(",")] if rows else experiment.rows
     configs = {r.row.name: ConfigDict(r.config) for r in sweep.plan(experiment, scale, (0,), "runs", overrides)}
     costs = {}

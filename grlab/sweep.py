@@ -11,7 +11,7 @@ from typing import NamedTuple
 from grlab import report
 from grlab.config import ROOT, UNCOMPARED, differences
 from grlab.config import load as load_config
-from grlab.errors import UsageError
+from grlab.errors import UsageError, check_directory
 from grlab.experiment import Experiment, Row
 from grlab.launchers import Launcher
 
@@ -95,6 +95,8 @@ def state(run: Run) -> State:
     """Reads `run.workdir`. A directory that belongs to another config is foreign; `detail` names the field."""
     config_file, final_file = run.workdir / "config.json", run.workdir / "final_result.json"
     if not config_file.exists():
+        if run.workdir.is_file():
+            return State("foreign", "it is a file")
         empty = not run.workdir.exists() or all(p.name.startswith(".") for p in run.workdir.iterdir())
         return State("missing") if empty else State("foreign", "it holds files and no config.json")
     for field, (there, ours) in differences(json.loads(config_file.read_text()), run.config, UNCOMPARED).items():
@@ -121,6 +123,7 @@ def run_sweep(
     `dry_run` it prints the shell commands that it would run, and runs nothing. Raises UsageError, before anything is
     run, when a run directory belongs to another config.
     """
+    check_directory("--runs", runs_dir)
     runs = plan(experiment, scale, seeds, runs_dir, extra_overrides)
     states = [state(run) for run in runs]
     todo = [run for run, s in zip(runs, states, strict=True) if s.kind in ("missing", "unfinished")]

@@ -11,6 +11,8 @@ from grlab.config import ROOT
 from tests import rows
 
 TRAIN = ["train", "--config=configs/gr.py:tiny"]
+TWO = ["--coordinator=localhost:9911", "--process_id=0", "--processes=2"]
+RECORDS = "experiments/results/table5_cpu/records.json"
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,14 @@ TRAIN = ["train", "--config=configs/gr.py:tiny"]
         ([*TRAIN, "--workdir={tmp}", "--config.rules.embed=fsd"], "config.rules.embed='fsd': did you mean 'fsdp'?"),
         ([*TRAIN, "--workdir={tmp}", "--config.rules.streams=fsdp"], "the axis of the streams is never split"),
         (["train", "--config=README.md", "--workdir={tmp}"], "--config='README.md'"),
+        (["train", "--config={tmp}/none/config.json", "--workdir={tmp}"], "none/config.json': no such file\n"),
+        (["train", "--config={tmp}/config.json:tiny", "--workdir={tmp}"], "a run's config has its scale: leave it out"),
+        ([*TRAIN, "--workdir=README.md/x"], "README.md is a file: give a directory"),
+        ([*TRAIN, "--workdir={tmp}", "--wait=0", *TWO], "--wait=0: must be above 0"),
+        ([*TRAIN, "--workdir={tmp}", *TWO[:2], "--processes=0"], "--processes=0: must be above 0"),
+        ([*TRAIN, "--workdir={tmp}", *TWO[1:]], "--coordinator='': give it, too"),
+        ([*TRAIN, "--workdir={tmp}", *TWO[1:], "--coordinator=:9911"], "must be host:port"),
+        ([*TRAIN, "--workdir={tmp}", *TWO[1:], "--coordinator=localhost:99110"], "must be host:port"),
         ([*TRAIN, "--workdir={tmp}", "--config.mesh.data=5"], "config.mesh='data=5"),
         (["table", "--experiment=experiments/tabel6.py", "--runs={tmp}"], "did you mean 'experiments/table6.py'"),
         (["table", "--experiment=experiments/table5.py", "--runs={tmp}"], "no run of table5"),
@@ -54,6 +64,8 @@ TRAIN = ["train", "--config=configs/gr.py:tiny"]
         (["table", "--experiment=experiments/table5.py", "--runs={tmp}", "--baseline=grr"], "did you mean 'gr'?"),
         (["sweep", "--experiment=experiments/table5.py", "--scale=cpuu", "--runs={tmp}"], "did you mean 'cpu'?"),
         (["sweep", "--experiment=experiments/table5.py", "--scale=tiny", "--runs={tmp}", "--seeds=0"], "seeds='0'"),
+        (["sweep", "--experiment=experiments/demo.py", "--scale=tiny", "--runs=README.md"], "is a file"),
+        (["table", f"--runs={ROOT / RECORDS}", "--experiment=experiments/table5.py", "--out=README.md"], "is a file"),
         (["sweep", "--experiment=experiments/table5.py", "--scale=tiny", "--runs={tmp}", "--on=slrum"], "on='slrum'"),
         (["sweep", "--experiment=experiments/table5.py", "--scale=tiny", "--runs={tmp}", "--jobs=0"], "--jobs=0"),
         (["sweep", "--experiment=experiments/table5.py", "--scale=tiny", "--runs={tmp}", "--slrum.qos=x"], "--slurm"),

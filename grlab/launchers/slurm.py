@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from grlab.errors import RunFailed, UsageError, first_line, one_of, positive
+from grlab.errors import UsageError, first_line, one_of, positive
 from grlab.launchers import Job
 
 # submitit's own are 5 minutes, and 3 times out of time before a job is given up.
@@ -94,6 +94,7 @@ def launch(jobs: Sequence[Job], cwd: Path, width: int = 1, options: Mapping[str,
     parameters = {"name": folder.parent.name} | DEFAULTS | _parameters(submitit, options or {})
     if "time" in parameters:
         del parameters["timeout_min"]
+    _alive()  # before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     with _jobs_file(folder) as ids:
         alive = _alive()
@@ -177,7 +178,8 @@ def _alive() -> dict[str, str]:
     command = ["squeue", "--me", "--array", "--noheader", "--format=%i %T"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RunFailed(f"squeue: {(done.stderr.strip() or '-').splitlines()[0]}")
+        said = (done.stderr.strip() or "-").splitlines()[-1].removeprefix("squeue: ")
+        raise UsageError("on", "slurm", f"squeue gets no answer ({said}): run this where it does, as on a login node")
     return dict(line.split() for line in done.stdout.splitlines())
 
 

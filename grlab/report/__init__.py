@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from grlab.errors import UsageError
+from grlab.errors import UsageError, check_directory
 from grlab.experiment import Experiment
 from grlab.report import records, table
 
@@ -16,7 +16,7 @@ def write(experiment: Experiment, source: str | Path, out_dir: str | Path | None
     """Prints the table; with `out_dir` also writes table.md, table.csv, figure.png and records.json there.
 
     `source` is a directory of run directories, or a records.json, which gives the same files again.
-    Raises UsageError when it holds no run of the experiment.
+    Raises UsageError when it holds no run of the experiment, and when `out_dir` cannot be made.
     """
     runs = records.read(experiment, source)
     if not runs:
@@ -26,6 +26,7 @@ def write(experiment: Experiment, source: str | Path, out_dir: str | Path | None
     if out_dir is None:
         print(result.terminal())
         return
+    check_directory("--out", out_dir)
     from grlab.report import figure  # matplotlib takes a second to import
 
     out = Path(out_dir)

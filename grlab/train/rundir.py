@@ -15,7 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from grlab.config import ROOT, UNCOMPARED, differences
-from grlab.errors import UsageError
+from grlab.errors import UsageError, check_directory
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
 
@@ -30,7 +30,7 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self._fields = config.to_dict()
         self._lock = None
-        if self.path.exists() and not self.path.is_dir():
+        if self.path.is_file():
             raise UsageError("--workdir", str(path), "is a file: give a directory")
         existing = self._read("config.json")
         # A kill before config.json leaves hidden files alone.
@@ -43,8 +43,9 @@ class RunDir:
     def claim(self) -> None:
         """Makes the directory this run's, until the process ends; only once the config is known to be right.
 
-        Raises UsageError when another process is training in it.
+        Raises UsageError when another process is training in it, and when it cannot be made or written to.
         """
+        check_directory("--workdir", self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = (self.path / ".lock").open("w")
         try:
