@@ -50,6 +50,8 @@ def launch(jobs: Sequence[Job], cwd: Path, width: int = 1, options: Mapping[str,
         for job in jobs:
             print(gcloud(job, **fields))
     else:
+        for job in jobs:
+            _check_paths(job.config["data"], cwd)
         _write(jobs, cwd, fields)
     return [None] * len(jobs)
 
@@ -89,6 +91,15 @@ def _check_fit(jobs: Sequence[Job], topology: str, accelerators: str) -> None:
     if too_large:
         has = f"a chip has {on.chip.hbm_bytes / 2**30:.0f} GiB"
         raise UsageError("pod.topology", topology, f"{has}, which is too little for {', '.join(too_large)}")
+
+
+def _check_paths(data: Mapping[str, object], cwd: Path) -> None:
+    """Raises UsageError for files of `config.data` that the repository, all that a pod is given, does not have."""
+    for field in ("tokenizer", "path"):
+        path = data[field]
+        if path and "://" not in path and not (cwd / path).resolve().is_relative_to(cwd):
+            remedy = "is not in the repository, which is all that a pod is given: copy it there"
+            raise UsageError(f"config.data.{field}", path, remedy)
 
 
 def gcloud(job: Job, name: str, zone: str, project: str = "") -> str:

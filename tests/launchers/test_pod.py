@@ -116,6 +116,11 @@ def test_the_runs_as_gcloud_commands(capsys, tmp_path):
         (["--pod.bucket=x"], "pod.bucket='x': must be the address of a bucket"),
         (["--pod.bucket"], "--pod.bucket='': give it a value"),
         (["--jobs=2"], "--jobs=2"),
+        (
+            [*TPU, "--pod.topology=none", "--config.data.tokenizer=/t/a.json"],
+            "config.data.tokenizer='/t/a.json': is not",
+        ),
+        ([*TPU, "--pod.topology=none", "--config.data.path=../text"], "config.data.path='../text': is not in the repo"),
         (["--slurm.partition=gpu"], "--slurm.partition='gpu': is an option of --on=slurm; this sweep is --on=pod"),
     ],
 )

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 import launch
+from grlab import sweep
 from grlab.config import ROOT
 from grlab.errors import UsageError
+from grlab.experiment import load
 from grlab.launchers import slurm as launcher
 from tests import rows
 
@@ -247,3 +249,15 @@ def test_without_submitit_or_slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="needs srun"):
         launcher.launch(jobs, tmp_path)
+
+
+def test_a_slurm_that_does_not_answer(tmp_path, monkeypatch):
+    """One line with the way out, and nothing written."""
+    for program in ("srun", "sbatch", "squeue"):
+        (tmp_path / program).write_text("#!/bin/sh\necho 'squeue: error: Unknown host' >&2\nexit 1\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    job = sweep.plan(load("experiments/demo.py"), "tiny", (0,), tmp_path / "runs")[0]
+    with pytest.raises(UsageError, match="squeue gets no answer .*Unknown host.*: run this where it does"):
+        launcher.launch([job], ROOT)
+    assert not (tmp_path / "runs").exists()
