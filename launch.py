@@ -187,6 +187,8 @@ def _overrides(rest: list[str]) -> list[str]:
 
 
 def _no_more(rest: list[str]) -> None:
+    if rest and not rest[0].startswith("-"):
+        raise UsageError("argument", rest[0], "what is it the value of? Options are given as --NAME=VALUE")
     if rest:
         known = "config workdir coordinator processes process_id wait".split()
         known += "experiment scale seeds jobs runs on dry_run print out baseline hf topology rows".split()

@@ -28,6 +28,10 @@ RECORDS = "experiments/results/table5_cpu/records.json"
         ([*TRAIN, "--workdir={tmp}", "--confg.seed=1"], "argument='--confg.seed': did you mean '--config'?"),
         ([*TRAIN, "--workdir={tmp}", "--config.seed=x"], "config.seed='x': must be of type int"),
         ([*TRAIN, "--workdir={tmp}", "--config.seed"], "give it a value"),
+        (
+            [*TRAIN, "--workdir={tmp}", "--config.seed", "3"],
+            "argument='3': what is it the value of? Options are given as --NAME=VALUE",
+        ),
         ([*TRAIN, "--workdir={tmp}", "--config.model=3"], "is a group of fields"),
         ([*TRAIN, "--workdir={tmp}", "--config.model.scan=maybe"], "config.model.scan='maybe': must be of type bool"),
         ([*TRAIN, "--workdir={tmp}", "--config.steps=0"], "config.steps=0: must be above 0"),
