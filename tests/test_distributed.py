@@ -159,8 +159,8 @@ def test_a_process_whose_others_do_not_come_says_so(corpus, tmp_path):
 @pytest.mark.parametrize(
     "flags, named",
     [
-        ({"processes": 2}, "--coordinator=None"),
-        ({"coordinator": "a:1", "processes": 2}, "--process_id=None"),
+        ({"processes": 2}, "--coordinator=''"),
+        ({"coordinator": "a:1", "processes": 2}, "--process_id=''"),
         ({"coordinator": "a:1", "processes": 2, "process_id": 2}, "--process_id=2: must lie in 0 .. 1"),
         ({"coordinator": "a", "processes": 2, "process_id": 1}, "--coordinator='a': must be host:port"),
     ],
