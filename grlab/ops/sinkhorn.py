@@ -5,6 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from grlab.ops.remat import of_read
+
 
 def sinkhorn(logits_NxN: jax.Array, iterations: int) -> jax.Array:
     """The doubly stochastic projection of exp(logits): `iterations` times columns first, rows last.
@@ -36,43 +38,56 @@ def sinkhorn_v4(logits_NxN: jax.Array, iterations: int, eps: float) -> jax.Array
 def _balance(h_NxNxT: jax.Array, iterations: int, eps: float) -> jax.Array:
     """r h c with the scales r of the rows and c of the columns that `iterations` normalisations of both leave.
 
-    Only the scales are iterated: a product and a sum each, instead of a new matrix. A row of r h c sums to r times that
-    of h c, and r is divided by this + eps. No sum comes near zero: once the rows sum to 1, an iteration changes a scale
-    by a factor of n at most. T stands for all dimensions of the tokens.
+    Only the scales are iterated, as their inverses: 1/c becomes the column sums of r h, plus eps/c, then 1/r the row
+    sums of h c, plus eps/r. No sum comes near zero: once the rows sum to 1, an iteration changes a scale by a factor of
+    n at most. T stands for all dimensions of the tokens.
 
-    A derivative of its own because XLA makes a slow program of either form of the sums: fused, `jnp.sum` computes the
-    columns anew for every row, forwards (16 times slower on a CPU), and sums of slices become paddings, backwards.
+    A derivative of its own because XLA makes a slow program of either form of the sums backwards; loops because a CPU
+    takes as long to begin each of hundreds of small operations as for the operations.
     """
     return _forward(h_NxNxT, iterations, eps)[0]
 
 
 def _forward(h_NxNxT, iterations, eps):
-    n = len(h_NxNxT)
-    r_NxT, c_NxT = jnp.ones_like(h_NxNxT[:, 0]), jnp.ones_like(h_NxNxT[0])
-    scales = [(r_NxT, c_NxT)]
-    for _ in range(iterations):
-        c_NxT = c_NxT / (c_NxT * sum(h_NxNxT[i] * r_NxT[i] for i in range(n)) + eps)
-        r_NxT = r_NxT / (r_NxT * sum(h_NxNxT[:, j] * c_NxT[j] for j in range(n)) + eps)
-        scales.append((r_NxT, c_NxT))
-    return r_NxT[:, None] * (h_NxNxT * c_NxT), (h_NxNxT, scales)
+    def iteration(inverses, _):
+        u_NxT, v_NxT = inverses  # 1/c and 1/r
+        new_u_NxT = _over_rows(h_NxNxT, 1 / v_NxT) + eps * u_NxT
+        new_v_NxT = _over_columns(h_NxNxT, 1 / new_u_NxT) + eps * v_NxT
+        return (new_u_NxT, new_v_NxT), (new_u_NxT, v_NxT)
+
+    ones_NxT = jnp.ones_like(h_NxNxT[0])
+    (u_NxT, v_NxT), of_iterations = jax.lax.scan(iteration, (ones_NxT, ones_NxT), length=iterations)
+    kept = of_read((h_NxNxT, u_NxT, v_NxT, of_iterations))
+    return (1 / v_NxT)[:, None] * (h_NxNxT * (1 / u_NxT)), kept
 
 
 def _backward(iterations, eps, kept, dout_NxNxT):
-    h_NxNxT, scales = kept
-    r_NxT, c_NxT = scales[-1]
+    del iterations
+    h_NxNxT, u_NxT, v_NxT, of_iterations = kept
+    r_NxT, c_NxT = 1 / v_NxT, 1 / u_NxT
+
+    def iteration(cotangents, inverses):
+        dv_NxT, du_NxT, dh_NxNxT = cotangents  # du still without what comes through v
+        c_NxT, r_NxT = (1 / x_NxT for x_NxT in inverses)
+        du_NxT = du_NxT - _over_rows(h_NxNxT, dv_NxT) * c_NxT**2
+        dh_NxNxT = dh_NxNxT + dv_NxT[:, None] * c_NxT + r_NxT[:, None] * du_NxT
+        dv_NxT = eps * dv_NxT - _over_columns(h_NxNxT, du_NxT) * r_NxT**2
+        return (dv_NxT, eps * du_NxT, dh_NxNxT), None
+
+    dv_NxT = -_over_columns(dout_NxNxT * h_NxNxT, c_NxT) * r_NxT**2
+    du_NxT = -_over_rows(dout_NxNxT * h_NxNxT, r_NxT) * c_NxT**2
     dh_NxNxT = dout_NxNxT * (r_NxT[:, None] * c_NxT)
-    dr_NxT = jnp.sum(dout_NxNxT * h_NxNxT * c_NxT, axis=1)
-    dc_NxT = jnp.sum(dout_NxNxT * h_NxNxT * r_NxT[:, None], axis=0)
-    for k in reversed(range(iterations)):
-        (r0_NxT, c0_NxT), (r_NxT, c_NxT) = scales[k : k + 2]
-        drow_NxT = -dr_NxT * r_NxT**2  # of the sum that r is one over
-        dc_NxT = dc_NxT + jnp.sum(h_NxNxT * drow_NxT[:, None], axis=0)
-        dcolumn_NxT = -dc_NxT * c_NxT**2  # of the sum that c is one over
-        dh_NxNxT = dh_NxNxT + drow_NxT[:, None] * c_NxT + r0_NxT[:, None] * dcolumn_NxT
-        # Through eps a scale depends on the one before it, too.
-        dr_NxT = jnp.sum(h_NxNxT * dcolumn_NxT, axis=1) + eps * dr_NxT * (r_NxT / r0_NxT) ** 2
-        dc_NxT = eps * dc_NxT * (c_NxT / c0_NxT) ** 2
-    return (dh_NxNxT,)
+    return (jax.lax.scan(iteration, (dv_NxT, du_NxT, dh_NxNxT), of_iterations, reverse=True)[0][2],)
+
+
+def _over_rows(h_NxNxT, r_NxT):
+    """Σ_i h_ij r_i, written out: fused, `jnp.sum` computes r anew for every column (16 times slower on a CPU)."""
+    return sum(h_NxNxT[i] * r_NxT[i] for i in range(len(h_NxNxT)))
+
+
+def _over_columns(h_NxNxT, c_NxT):
+    """Σ_j h_ij c_j."""
+    return sum(h_NxNxT[:, j] * c_NxT[j] for j in range(len(h_NxNxT)))
 
 
 _balance.defvjp(_forward, _backward)

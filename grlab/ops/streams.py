@@ -4,6 +4,7 @@ Everything here computes in float32 and rounds once, to the dtype of its result:
 the stream's or the sublayer's dtype.
 """
 
+import functools
 import itertools
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grlab.ops.matmul import matmul
+from grlab.ops.remat import of_read
 
 F32 = jnp.float32
 EXACT = jax.lax.Precision.HIGHEST  # an accelerator multiplies float32 in fewer bits unless it is told not to
@@ -46,16 +48,29 @@ def repeat(x_BxTxD: jax.Array, n: int) -> jax.Array:
     return jnp.broadcast_to(x_BxTxD[..., None, :], (*x_BxTxD.shape[:-1], n, x_BxTxD.shape[-1]))
 
 
+@jax.custom_vjp
 def combine(weights_N: jax.Array, stream_BxTxNxD: jax.Array) -> jax.Array:
     """Σ_i weights_i R_i in float32: [B, T, D]. `weights_N` is [N] or [B, T, N]."""
-    return jnp.sum(weights_N[..., None] * stream_BxTxNxD.astype(F32), axis=-2)
+    # Sums over the streams are written out: on a CPU XLA makes one vectorised pass of them, of a reduction it does not.
+    return sum(weights_N[..., i, None] * stream_BxTxNxD[..., i, :].astype(F32) for i in range(weights_N.shape[-1]))
+
+
+def _combine_backward(kept, dx_BxTxD):
+    weights_N, stream_BxTxNxD = kept
+    dstream_BxTxNxD = weights_N[..., None] * dx_BxTxD[..., None, :]
+    return _as(weights_N, _dots(stream_BxTxNxD, dx_BxTxD)), _as(stream_BxTxNxD, dstream_BxTxNxD)
+
+
+combine.defvjp(lambda *args: (combine(*args), args), _combine_backward)
 
 
 def mix(h_NxN: jax.Array, stream_BxTxNxD: jax.Array) -> jax.Array:
     """H R in float32: row i of H weighs the streams that make the new stream i. `h_NxN` is [N, N] or [B, T, N, N]."""
-    return jnp.einsum("...ij,...jd->...id", h_NxN, stream_BxTxNxD.astype(F32), precision=EXACT)
+    n = h_NxN.shape[-1]
+    return sum(h_NxN[..., :, j, None] * stream_BxTxNxD[..., j, None, :].astype(F32) for j in range(n))
 
 
+@jax.custom_vjp
 def write(stream_BxTxNxD: jax.Array, s_Nx1: jax.Array, y_BxTxD: jax.Array, h_NxN: jax.Array | None = None) -> jax.Array:
     """H R + s ⊗ y (H the identity where it is None), in the stream's dtype.
 
@@ -63,6 +78,63 @@ def write(stream_BxTxNxD: jax.Array, s_Nx1: jax.Array, y_BxTxD: jax.Array, h_NxN
     """
     kept = stream_BxTxNxD.astype(F32) if h_NxN is None else mix(h_NxN, stream_BxTxNxD)
     return (kept + s_Nx1 * y_BxTxD.astype(F32)[..., None, :]).astype(stream_BxTxNxD.dtype)
+
+
+def _write_backward(kept, dout_BxTxNxD):
+    stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN = kept
+    dout_BxTxNxD = dout_BxTxNxD.astype(F32)
+    dy_BxTxD = sum(s_Nx1[..., i, :] * dout_BxTxNxD[..., i, :] for i in range(s_Nx1.shape[-2]))
+    if s_Nx1.shape[-1] == 1:
+        ds = _dots(dout_BxTxNxD, y_BxTxD)[..., None]
+    else:
+        ds = dout_BxTxNxD * y_BxTxD.astype(F32)[..., None, :]
+    if h_NxN is None:
+        dstream_BxTxNxD, dh = dout_BxTxNxD, None
+    else:
+        dstream_BxTxNxD = mix(jnp.swapaxes(h_NxN, -1, -2), dout_BxTxNxD)
+        dh = jnp.einsum("...id,...jd->...ij", dout_BxTxNxD, stream_BxTxNxD.astype(F32), precision=EXACT)
+        dh = _as(h_NxN, dh)
+    return _as(stream_BxTxNxD, dstream_BxTxNxD), _as(s_Nx1, ds), _as(y_BxTxD, dy_BxTxD), dh
+
+
+write.defvjp(lambda *args: (write(*args), args), _write_backward)
+
+
+def _dots(stream_BxTxNxD: jax.Array, x_BxTxD: jax.Array) -> jax.Array:
+    """The product of each stream with x in float32: [B, T, N]."""
+    return jnp.einsum("...nd,...d->...n", stream_BxTxNxD.astype(F32), x_BxTxD.astype(F32), precision=EXACT)
+
+
+def _as(x: jax.Array, cotangent: jax.Array) -> jax.Array:
+    """The cotangent of x of that of x broadcast along new leading axes."""
+    return jnp.sum(cotangent, axis=tuple(range(cotangent.ndim - x.ndim))).astype(x.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def rms_project(x: jax.Array, w_IxO: jax.Array, eps: float) -> jax.Array:
+    """RMSNorm(x) @ w in float32, the norm over the last axis of x [..., I] and without a gain: [..., O].
+
+    The normed x is never made: its scale, a number a row, is taken out of the product, and out of its derivative.
+    """
+    return _rms_project_forward(x, w_IxO, eps)[0]
+
+
+def _rms_project_forward(x, w_IxO, eps):
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(x.astype(F32)), axis=-1, keepdims=True) + eps)
+    scale, out = of_read((scale, scale * project(x, w_IxO, F32)))
+    return out, (x, w_IxO, scale, out)
+
+
+def _rms_project_backward(eps, kept, dout):
+    del eps
+    x, w_IxO, scale, out = kept
+    _, vjp = jax.vjp(lambda x, w: project(x, w, F32), x.astype(F32), w_IxO)
+    dx, dw = vjp(scale * dout)
+    along = jnp.sum(dout * out, axis=-1, keepdims=True) / x.shape[-1]
+    return (dx - jnp.square(scale) * along * x.astype(F32)).astype(x.dtype), dw
+
+
+rms_project.defvjp(_rms_project_forward, _rms_project_backward)
 
 
 def add(stream_BxTxNxD: jax.Array, f) -> jax.Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from grlab import errors
-from grlab.ops import float8
+from grlab.ops import float8, gated
 from grlab.ops import streams as ops
 from grlab.ops.sinkhorn import sinkhorn
 from grlab.params import constant, fixed, fold, normal
@@ -61,6 +61,11 @@ class GatedSite(Site):
         if frame.float8 and switches.rounding == "stochastic":
             self.k = fixed(k)
         self.fan_in = n * d if switches.gate_input == "all" else d
+        self.published = (
+            (switches.read, switches.write, switches.gates, switches.gate) == ("channel", "scalar", "dynamic", "sigmoid")
+            and (switches.gate_input, switches.static_term, switches.top_k) == ("all", False, 0)
+            and switches.norm != "joint"
+        )
 
         if switches.norm == "shared_gain":
             self.gain = constant(jnp.zeros(d), ("embed",))
@@ -143,12 +148,9 @@ class GatedSite(Site):
             return 1 + getattr(self, f"lam_{name}")[...] * jnp.tanh(logits)
         return reach * jax.nn.sigmoid(logits)
 
-    def _mixing(self, normed_BxTxNxD):
-        """H_res [B, T, N, N] in float32, or None for the identity."""
+    def _mixing(self, out):
+        """H_res [B, T, N, N] in float32 of W_res vec R̂."""
         mix, n = self.switches.mix, self.switches.streams
-        if mix == "none":
-            return None
-        out = ops.project(ops.flatten(normed_BxTxNxD), self.w_res[...], self.dtype)
         if mix == "permutations":
             return ops.permutation_mixture(self.alpha_res[...] * out + self.b_res[...], n)
         out_BxTxNxN = out.reshape(*out.shape[:-1], n, n)
@@ -157,6 +159,22 @@ class GatedSite(Site):
         return sinkhorn(self.alpha_res[...] * out_BxTxNxN + self.b_res[...], iterations=20)
 
     def read(self, stream_BxTxNxD):
+        return self._published_read(stream_BxTxNxD) if self.published else self._any_read(stream_BxTxNxD)
+
+    def _published_read(self, stream_BxTxNxD):
+        """The read as published, with or without an H_res: one operation."""
+        n = self.switches.streams
+        w_more = [getattr(self, name)[...] for name in ("w_write", "w_res") if hasattr(self, name)]
+        w_more = jnp.concatenate(w_more, axis=1) if w_more else jnp.zeros((self.fan_in, 0))
+        gain, w_down, w_up = self.gain[...], self.w_down[...], self.w_up[...]
+        reach = self.switches.gate_range
+        x_BxTxD, more = gated.read(stream_BxTxNxD, gain, w_down, w_up, w_more, self.eps, reach, self.dtype)
+        if not self.writes:
+            return x_BxTxD, None
+        s_BxTxNx1 = 2 * jax.nn.sigmoid(more[..., :n] / n)[..., None]
+        return x_BxTxD, (s_BxTxNx1, self._mixing(more[..., n:]) if hasattr(self, "w_res") else None)
+
+    def _any_read(self, stream_BxTxNxD):
         switches = self.switches
         normed_BxTxNxD = self.normalise(stream_BxTxNxD)
         source, divisor = self._gate_input(normed_BxTxNxD)
@@ -169,7 +187,10 @@ class GatedSite(Site):
         if not self.writes:
             return x_BxTxD, None
         s_BxTxNx1 = self._gate("write", self._logits("write", switches.write, source, divisor), 2)
-        return x_BxTxD, (s_BxTxNx1, self._mixing(normed_BxTxNxD))
+        if switches.mix == "none":
+            return x_BxTxD, (s_BxTxNx1, None)
+        out = ops.project(ops.flatten(normed_BxTxNxD), self.w_res[...], self.dtype)
+        return x_BxTxD, (s_BxTxNx1, self._mixing(out))
 
     def write(self, stream_BxTxNxD, y_BxTxD, gates):
         s_BxTxNx1, h_BxTxNxN = gates

@@ -56,9 +56,9 @@ class HyperConnectionSite(Site):
         b_N, a_m_N, a_r_NxN = self.b[...], self.a_m[...], self.a_r[...]
         if not self.projections:
             return b_N, a_m_N, a_r_NxN
-        normed_BxTxNxD = ops.rms_norm(stream_BxTxNxD, self.dyn_gain[...], self.eps)
-        ws = [getattr(self, name)[...].reshape(normed_BxTxNxD.shape[-1], -1) for name in self.projections]
-        out = ops.project(normed_BxTxNxD, jnp.concatenate(ws, axis=1), ops.F32)
+        ws = [getattr(self, name)[...].reshape(stream_BxTxNxD.shape[-1], -1) for name in self.projections]
+        w = (1 + self.dyn_gain[...])[:, None] * jnp.concatenate(ws, axis=1)  # of the normed streams, their gain in it
+        out = ops.rms_project(stream_BxTxNxD, w, self.eps)
         if self.switches.tanh:
             out = jnp.tanh(out)
         parts = jnp.split(out, np.cumsum([w.shape[1] for w in ws])[:-1], axis=-1)

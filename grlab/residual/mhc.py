@@ -8,6 +8,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grlab import errors
 from grlab.ops import streams as ops
@@ -54,15 +55,15 @@ class ManifoldSite(Site):
 
     def maps(self, stream_BxTxNxD):
         """(H_pre [.., N], H_post [.., N], H_res [.., N, N]) in float32."""
-        pre_N, post_N, res = self.b_pre[...], self.b_post[...], self.b_res[...]
-        n = self.switches.streams
+        n, b_res = self.switches.streams, self.b_res[...]
+        logits = jnp.concatenate([self.b_pre[...], self.b_post[...], b_res.reshape(-1)])
         if self.switches.dynamic:
-            flat_BxTxND = ops.rms_normalise(ops.flatten(stream_BxTxNxD), self.eps)
             phi = jnp.concatenate([self.phi_pre[...], self.phi_post[...], self.phi_res[...]], axis=1)
-            out = ops.project(flat_BxTxND, phi, ops.F32)
-            pre_N = pre_N + self.alpha_pre[...] * out[..., :n]
-            post_N = post_N + self.alpha_post[...] * out[..., n : 2 * n]
-            res = res + self.alpha_res[...] * out[..., 2 * n :].reshape(*out.shape[:-1], *res.shape)
+            alphas = jnp.stack([self.alpha_pre[...], self.alpha_post[...], self.alpha_res[...]])
+            alpha = jnp.repeat(alphas, np.array([n, n, b_res.size]), total_repeat_length=len(logits))
+            logits = logits + alpha * ops.rms_project(ops.flatten(stream_BxTxNxD), phi, self.eps)
+        pre_N, post_N, res = logits[..., :n], logits[..., n : 2 * n], logits[..., 2 * n :]
+        res = res.reshape(*res.shape[:-1], *b_res.shape)
         iterations = self.switches.iterations
         h_pre_N, h_post_N = jax.nn.sigmoid(pre_N), 2 * jax.nn.sigmoid(post_N)
         if self.switches.form == "lite":
@@ -119,7 +120,6 @@ class ManifoldHyperConnections(SummedStreams, kind="mhc"):
     def collapse(self, stream_BxTxNxD):
         if not self.learned_head:
             return super().collapse(stream_BxTxNxD)
-        flat_BxTxND = ops.rms_normalise(ops.flatten(stream_BxTxNxD), self.frame.norm_eps)
-        out_BxTxN = ops.project(flat_BxTxND, self.phi_head[...], ops.F32)
+        out_BxTxN = ops.rms_project(ops.flatten(stream_BxTxNxD), self.phi_head[...], self.frame.norm_eps)
         weights_BxTxN = jax.nn.sigmoid(self.head_alpha[...] * out_BxTxN + self.head_b[...]) + V4_EPS
         return self.final_norm(ops.combine(weights_BxTxN, stream_BxTxNxD))
