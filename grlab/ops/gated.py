@@ -47,7 +47,9 @@ def read(
     w_in_NxDxI = jnp.concatenate([w_down, w_more], axis=1).reshape(n, d, -1)
     w_up_NxRxD = jnp.moveaxis(w_up.reshape(r, n, d), 1, 0)
     gain_NxD = jnp.broadcast_to(gain_NxD, (n, d))
-    x_TxD, more_TxM = _read(stream_BxTxNxD.reshape(-1, n, d), gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, jnp.dtype(dtype))
+    x_TxD, more_TxM = _read(
+        stream_BxTxNxD.reshape(-1, n, d), gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, jnp.dtype(dtype)
+    )
     return x_TxD.reshape(*lead, d), more_TxM.reshape(*lead, -1)
 
 

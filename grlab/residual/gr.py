@@ -61,11 +61,9 @@ class GatedSite(Site):
         if frame.float8 and switches.rounding == "stochastic":
             self.k = fixed(k)
         self.fan_in = n * d if switches.gate_input == "all" else d
-        self.published = (
-            (switches.read, switches.write, switches.gates, switches.gate) == ("channel", "scalar", "dynamic", "sigmoid")
-            and (switches.gate_input, switches.static_term, switches.top_k) == ("all", False, 0)
-            and switches.norm != "joint"
-        )
+        gates = (switches.read, switches.write, switches.gates, switches.gate, switches.gate_input)
+        as_published = gates == ("channel", "scalar", "dynamic", "sigmoid", "all")
+        self.published = as_published and switches.norm != "joint" and not switches.static_term and not switches.top_k
 
         if switches.norm == "shared_gain":
             self.gain = constant(jnp.zeros(d), ("embed",))
