@@ -1,4 +1,5 @@
-"""The one door: train a run, sweep an experiment, print its table, plan what it will cost, look into a model.
+"""The one door: train a run, sweep an experiment, print its table, plan what it will cost, look into a model,
+time it.
 
     python launch.py train --config=configs/gr.py:cpu --workdir=runs/gr-0 --config.optim.lr=3e-3
     python launch.py sweep --experiment=experiments/table5.py --scale=cpu --seeds=3 --runs=runs/table5
@@ -6,6 +7,7 @@
     python launch.py table --experiment=experiments/table5.py --runs=runs/table5 --out=experiments/results/table5_cpu
     python launch.py plan --experiment=experiments/table5.py --scale=25b_a3b --topology=v5p:8x8x4
     python launch.py analyze --hf=DIR
+    python launch.py bench --peers
 
 Exit status: 0 done; 1 a run failed or diverged, or a sweep was stopped; 2 the command was wrong; 128 + n a run was
 stopped by signal n, its state saved.
@@ -102,6 +104,30 @@ def analyze(args, rest: list[str]) -> int:
     return 0
 
 
+def bench(args, rest: list[str]) -> int:
+    """Times training steps, sites and the input pipeline side by side: ratios, on one core of a CPU."""
+    overrides = _overrides(rest)
+    if args.cores and hasattr(os, "sched_setaffinity"):  # before JAX makes its threads
+        cores = sorted(os.sched_getaffinity(0))
+        if not 0 < args.cores <= len(cores):
+            raise UsageError("--cores", args.cores, f"must lie in 1 .. {len(cores)}, or be 0 for all")
+        os.sched_setaffinity(0, cores[-args.cores :])
+    from grlab import bench, experiment
+
+    with _reader_may_leave():
+        bench.run(
+            experiment.load(args.experiment),
+            args.scale,
+            parts=args.parts,
+            rows=args.rows,
+            rounds=args.rounds,
+            peers=args.peers,
+            out=args.out,
+            overrides=overrides,
+        )
+    return 0
+
+
 @contextlib.contextmanager
 def _reader_may_leave():
     """Around a command that only prints: `| head` may close the pipe, and nothing is lost by it."""
@@ -118,6 +144,7 @@ COMMANDS = {
     "table": (table, "--experiment=experiments/table5.py --runs=runs/table5 --out=out"),
     "plan": (plan, "--experiment=experiments/table5.py --scale=25b_a3b --topology=v5p:8x8x4"),
     "analyze": (analyze, "--hf=DIR"),
+    "bench": (bench, "--parts=sites --peers"),
 }
 
 
@@ -139,6 +166,18 @@ def _parser() -> argparse.ArgumentParser:
             several.add_argument("--wait", type=int, default=300, metavar="SECONDS", help="for the others; default 300")
         elif name == "analyze":
             command.add_argument("--hf", required=True, metavar="DIR", help="the folder of a qwen4_exp or deepseek_v4")
+        elif name == "bench":
+            command.add_argument(
+                "--experiment",
+                default="experiments/systems.py",
+                metavar="FILE",
+                help="its rows; default experiments/systems.py",
+            )
+            command.add_argument("--scale", default="cpu", help="a scale of configs/scales.py; default cpu")
+            command.add_argument("--parts", default="steps,sites,inputs", metavar="PART,PART", help="default all three")
+            command.add_argument("--rounds", type=int, default=9, help="that medians are taken of; default 9")
+            command.add_argument("--peers", action="store_true", help="sites of public code beside ours, if installed")
+            command.add_argument("--cores", type=int, default=1, help="of a CPU; default 1; 0: all")
         else:
             command.add_argument("--experiment", required=True, metavar="FILE", help="the rows and published figures")
         if name in ("sweep", "table"):
@@ -147,6 +186,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--scale", required=True, help="a scale of configs/scales.py")
         if name == "plan":
             command.add_argument("--topology", required=True, metavar="CHIP:AxB", help="such as v5e:4x4 or v5p:8x8x4")
+        if name in ("plan", "bench"):
             command.add_argument("--rows", default="", metavar="ROW,ROW", help="these rows; default all")
             command.add_argument("--out", metavar="DIR", help="write the table and its figures here")
         if name == "sweep":
@@ -163,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "table":
             command.add_argument("--out", metavar="DIR", help="write the table, figure and records here")
             command.add_argument("--baseline", metavar="ROW", help="compare with this row, not the experiment's own")
-        if name in ("train", "sweep", "plan"):
+        if name in ("train", "sweep", "plan", "bench"):
             command.add_argument_group("fields").add_argument(
                 "--config.FIELD", dest="_", metavar="VALUE", help="override a field, such as --config.steps=100"
             )
@@ -191,7 +231,7 @@ def _no_more(rest: list[str]) -> None:
         raise UsageError("argument", rest[0], "what is it the value of? Options are given as --NAME=VALUE")
     if rest:
         known = "config workdir coordinator processes process_id wait".split()
-        known += "experiment scale seeds jobs runs on dry_run print out baseline hf topology rows".split()
+        known += "experiment scale seeds jobs runs on dry_run print out baseline hf topology rows parts rounds peers cores".split()
         known += [f"{group}.FIELD" for group in launchers.GROUPS]
         raise unknown("argument", rest[0].partition("=")[0], [f"--{name}" for name in known])
 
