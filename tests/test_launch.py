@@ -96,7 +96,7 @@ def test_the_door_from_a_shell(tmp_path):
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr.startswith("error: config.optim='lrr': did you mean 'lr'? known: accumulate, b1, b2, ")
     assert bad.stderr.count("\n") == 1
-    for command in ("train", "sweep", "table", "plan"):
+    for command in ("train", "sweep", "table", "plan", "bench"):
         help_ = subprocess.run([sys.executable, door, command, "--help"], capture_output=True, text=True, check=False)
         assert help_.returncode == 0 and f"example: python launch.py {command} --" in help_.stdout
     assert not (tmp_path / "x").exists()

@@ -9,6 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from grlab.ops.mesh import on_each_device
 from grlab.ops.remat import of_read
 from grlab.ops.streams import EXACT, F32
 
@@ -40,17 +41,21 @@ def read(
     Returns:
       x [B, T, D] in `dtype`, and vec R̂ W_more [B, T, M] in float32.
     """
-    *lead, n, d = stream_BxTxNxD.shape
-    r = w_down.shape[1]
-    # The streams first: products are then of a stream each, and no pass over the tokens is one of [T, N·D], the index
-    # of which XLA on a CPU takes apart for each value (54 µs in place of 8 for 65,536 values).
-    w_in_NxDxI = jnp.concatenate([w_down, w_more], axis=1).reshape(n, d, -1)
-    w_up_NxRxD = jnp.moveaxis(w_up.reshape(r, n, d), 1, 0)
-    gain_NxD = jnp.broadcast_to(gain_NxD, (n, d))
-    x_TxD, more_TxM = _read(
-        stream_BxTxNxD.reshape(-1, n, d), gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, jnp.dtype(dtype)
-    )
-    return x_TxD.reshape(*lead, d), more_TxM.reshape(*lead, -1)
+    dtype = jnp.dtype(dtype)
+
+    def here(stream_BxTxNxD, gain_NxD, w_down, w_up, w_more):
+        *lead, n, d = stream_BxTxNxD.shape
+        # The streams first: products are then of a stream each, and no pass over the tokens is one of [T, N·D], the
+        # index of which XLA on a CPU takes apart for each value (54 µs in place of 8 for 65,536 values).
+        w_in_NxDxI = jnp.concatenate([w_down, w_more], axis=1).reshape(n, d, -1)
+        w_up_NxRxD = jnp.moveaxis(w_up.reshape(-1, n, d), 1, 0)
+        stream_TxNxD = stream_BxTxNxD.reshape(-1, n, d)
+        gain_NxD = jnp.broadcast_to(gain_NxD, (n, d))
+        x_TxD, more_TxM = _read(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype)
+        return x_TxD.reshape(*lead, d), more_TxM.reshape(*lead, -1)
+
+    weights = (gain_NxD, *(w.astype(dtype) for w in (w_down, w_up, w_more)))
+    return on_each_device(here, (stream_BxTxNxD,), weights)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
@@ -89,7 +94,8 @@ def _backward(eps, reach, dtype, kept, cotangents):
     along_NxTx1 = jnp.einsum("ntd,ntd->nt", dnormed_NxTxD, normed_NxTxD, precision=EXACT)[..., None] / d
     dstream_NxTxD = scale_NxTx1 * (dnormed_NxTxD * (1 + gain_NxD)[:, None] - along_NxTx1 * unit_NxTxD)
     dstream_TxNxD = jnp.moveaxis(dstream_NxTxD, 0, 1).astype(stream_TxNxD.dtype)
-    return dstream_TxNxD, dgain_NxD, jnp.swapaxes(dw_in_NxIxD, 1, 2), dw_up_NxRxD
+    dw_in_NxDxI = jnp.swapaxes(dw_in_NxIxD, 1, 2)
+    return dstream_TxNxD, dgain_NxD, dw_in_NxDxI.astype(w_in_NxDxI.dtype), dw_up_NxRxD.astype(w_up_NxRxD.dtype)
 
 
 _read.defvjp(_forward, _backward)

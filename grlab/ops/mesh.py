@@ -44,3 +44,15 @@ def with_whole_rows(w_RxD: jax.Array) -> jax.Array:
         return w_RxD
     spec = PartitionSpec(PartitionSpec.UNCONSTRAINED, None)
     return jax.lax.with_sharding_constraint(w_RxD, NamedSharding(mesh, spec))
+
+
+def on_each_device(f, of_batch: tuple, whole: tuple):
+    """f(*of_batch, *whole) where each device has its part of the batch: the first axis of `of_batch` and of the result.
+
+    For what XLA would split otherwise, and move activations for it. `whole` are weights; each device has all of them.
+    """
+    mesh = current()
+    if mesh is None:
+        return f(*of_batch, *whole)
+    specs = (BY_BATCH,) * len(of_batch) + (PartitionSpec(),) * len(whole)
+    return jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=BY_BATCH, check_vma=False)(*of_batch, *whole)
