@@ -231,7 +231,8 @@ def _no_more(rest: list[str]) -> None:
         raise UsageError("argument", rest[0], "what is it the value of? Options are given as --NAME=VALUE")
     if rest:
         known = "config workdir coordinator processes process_id wait".split()
-        known += "experiment scale seeds jobs runs on dry_run print out baseline hf topology rows parts rounds peers cores".split()
+        known += "experiment scale seeds jobs runs on dry_run print out baseline hf topology rows".split()
+        known += "parts rounds peers cores".split()
         known += [f"{group}.FIELD" for group in launchers.GROUPS]
         raise unknown("argument", rest[0].partition("=")[0], [f"--{name}" for name in known])
 
