@@ -1,0 +1,37 @@
+"""The TPU kernels of GR's read, interpreted, against the plain path: values and gradients.
+
+Seen to fail: the mask of the tokens beyond the last left out.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grlab.ops import gated, gated_tpu
+
+SHAPES = [(200, 4, 128, 16, 4), (1, 2, 40, 3, 2), (64, 8, 24, 5, 8), (70, 3, 136, 8, 0)]  # T, N, D, R, M
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-6), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_kernels_are_the_plain_path(shape, dtype, tolerance):
+    t, n, d, r, m = shape
+    dtype = jnp.dtype(dtype)
+
+    def normal(seed, *sizes, std=1.0):
+        return std * jax.random.normal(jax.random.key(seed), sizes)
+
+    stream_TxNxD, gain_NxD = normal(0, t, n, d).astype(dtype), normal(1, n, d, std=0.5)
+    w_in_NxDxI = normal(2, n, d, r + m, std=d**-0.5).astype(dtype)
+    w_up_NxRxD = normal(3, n, r, d, std=r**-0.5).astype(dtype)
+    args, settings = (stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD), {"eps": 1e-6, "reach": 2.0, "dtype": dtype}
+    (x_TxD, more_TxM), kept = gated._forward(*args, **settings)
+    found = gated_tpu.forward(*args, **settings, interpret=True)
+    wanted = x_TxD, jnp.concatenate([kept[-1], more_TxM], axis=1)
+    cotangents = normal(4, t, d).astype(dtype), normal(5, t, m)
+    found += gated_tpu.backward(*args, kept[-1], *cotangents, **settings, interpret=True)
+    wanted += gated._backward(*settings.values(), kept, cotangents)
+    for a, b in zip(found, wanted, strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.abs(a - b).max() <= tolerance * max(1, np.abs(b).max())
