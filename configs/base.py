@@ -76,9 +76,8 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     n.conv = 4  # taps of its convolution
     n.seed = 1234  # of the hashes
     m.scan = True  # run the layers by one scan; false: a Python loop, the same function
-    # none | reads | full | dots: what the backward pass recomputes (grlab/model.py). On a CPU a layer is sooner
-    # computed again than fetched, but for what its sublayers read.
-    m.remat = "reads"
+    # none | full | dots: what the backward pass recomputes. On a CPU a layer is sooner computed again than fetched.
+    m.remat = "full"
 
     c.residual = residual(c, "prenorm")
 

@@ -11,7 +11,7 @@ _HYBRID = {"pattern": "gdn,gdn,gdn,attention", "output_gate": True, "rope_fracti
 # What the scales that need accelerators share: chosen here, and the schedule is configs/base.py's. A corpus is prepared
 # in memory: data.max_bytes bounds it, and a run that wants more tokens than it gives sees them more than once.
 _LARGE = {
-    "model": {"compute_dtype": "bfloat16", "embed_std": 0.02, "remat": "full"},
+    "model": {"compute_dtype": "bfloat16", "embed_std": 0.02},
     "optim": {"accumulate": 1, "clip": 0.5},  # the report's clip (section 3.3)
     "data": {"name": "c4/en"},  # give data.tokenizer a file: the vocabularies are no bytes'
     "eval": {

@@ -16,7 +16,6 @@ from grlab.layers.moe import MoE
 from grlab.layers.sparse_attention import SparseAttention
 from grlab.ops.matmul import matmul
 from grlab.ops.mesh import split_by_batch, with_whole_rows
-from grlab.ops.remat import READ, of_read
 from grlab.params import fold, normal
 
 MIXERS = {"attention": Attention, "gdn": GatedDeltaNet, "qsa": SparseAttention}
@@ -24,8 +23,6 @@ FEED_FORWARD = {"ffn": SwiGLU, "moe": MoE}
 REMAT = {
     "none": None,  # keep every activation
     "full": jax.checkpoint_policies.nothing_saveable,  # recompute each layer from its input
-    # Recompute each layer from its input, what its sublayers read, and the few numbers a token that it was read by.
-    "reads": jax.checkpoint_policies.save_only_these_names(READ),
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keep the products with weights
 }
 
@@ -56,10 +53,9 @@ class Layer(nnx.Module):
             stream = system.add(stream, lambda streams_BxTxNxD: self.ngram(streams_BxTxNxD, *context))
         mixer, feed_forward = (getattr(self, name) for name in self.sublayers)
         site, next_site = (getattr(self, f"{name}_site") for name in self.sublayers)
-        x_BxTxD, gates = of_read(site.read(stream))
+        x_BxTxD, gates = site.read(stream)
         y_BxTxD, of_mixer = mixer(split_by_batch(x_BxTxD), context.documents_BxT)
-        stream, *read = site.write_read(stream, split_by_batch(y_BxTxD), gates, next_site)
-        x_BxTxD, gates = of_read(read)
+        stream, x_BxTxD, gates = site.write_read(stream, split_by_batch(y_BxTxD), gates, next_site)
         y_BxTxD, of_feed_forward = feed_forward(split_by_batch(x_BxTxD), context.documents_BxT)
         stream = next_site.write(split_by_batch(stream), split_by_batch(y_BxTxD), gates)
         return split_by_batch(stream), of_mixer | of_feed_forward

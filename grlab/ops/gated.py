@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from grlab.ops.mesh import on_each_device
-from grlab.ops.remat import of_read
 from grlab.ops.streams import EXACT, F32
 
 
@@ -66,7 +65,7 @@ def _read(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype):
 def _forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype):
     n, r, _ = w_up_NxRxD.shape
     normed_NxTxD, _, _ = _normed(stream_TxNxD, gain_NxD, eps)
-    out_TxI = of_read(sum(_dots(normed_NxTxD, w_in_NxDxI, 2, 1, dtype)))
+    out_TxI = sum(_dots(normed_NxTxD, w_in_NxDxI, 2, 1, dtype))
     _, t_NxTxD = _gates(out_TxI[:, :r], w_up_NxRxD, dtype)
     x_TxD = reach / n * sum((0.5 + 0.5 * t_NxTxD[i]) * normed_NxTxD[i] for i in range(n))
     return (x_TxD.astype(dtype), out_TxI[:, r:]), (stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, out_TxI[:, :r])
@@ -105,7 +104,7 @@ def _normed(stream_TxNxD, gain_NxD, eps):
     """(R̂, RMSNorm(R), its scale [N, T, 1]) in float32."""
     stream_TxNxD = stream_TxNxD.astype(F32)
     mean_TxN = jnp.mean(jnp.square(stream_TxNxD), axis=-1)
-    scale_NxTx1 = of_read(jax.lax.rsqrt(mean_TxN + eps)).T[..., None]
+    scale_NxTx1 = jax.lax.rsqrt(mean_TxN + eps).T[..., None]
     unit_NxTxD = jnp.moveaxis(stream_TxNxD, 1, 0) * scale_NxTx1
     return unit_NxTxD * (1 + _held(gain_NxD))[:, None], unit_NxTxD, scale_NxTx1
 

@@ -5,8 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from grlab.ops.remat import of_read
-
 
 def sinkhorn(logits_NxN: jax.Array, iterations: int) -> jax.Array:
     """The doubly stochastic projection of exp(logits): `iterations` times columns first, rows last.
@@ -57,8 +55,7 @@ def _forward(h_NxNxT, iterations, eps):
 
     ones_NxT = jnp.ones_like(h_NxNxT[0])
     (u_NxT, v_NxT), of_iterations = jax.lax.scan(iteration, (ones_NxT, ones_NxT), length=iterations)
-    kept = of_read((h_NxNxT, u_NxT, v_NxT, of_iterations))
-    return (1 / v_NxT)[:, None] * (h_NxNxT * (1 / u_NxT)), kept
+    return (1 / v_NxT)[:, None] * (h_NxNxT * (1 / u_NxT)), (h_NxNxT, u_NxT, v_NxT, of_iterations)
 
 
 def _backward(iterations, eps, kept, dout_NxNxT):
