@@ -9,6 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from grlab.ops import gated_tpu
 from grlab.ops.mesh import on_each_device
 from grlab.ops.streams import EXACT, F32
 
@@ -63,17 +64,41 @@ def _read(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype):
 
 
 def _forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype):
+    args = (stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD)
+    x_TxD, out_TxI = _one_of(gated_tpu.forward, _plain_forward, args, args, eps, reach, dtype)
+    r = w_up_NxRxD.shape[1]
+    return (x_TxD, out_TxI[:, r:]), (*args, out_TxI[:, :r])
+
+
+def _backward(eps, reach, dtype, kept, cotangents):
+    grads = _one_of(gated_tpu.backward, _plain_backward, kept[:4], (*kept, *cotangents), eps, reach, dtype)
+    return tuple(grad.astype(x.dtype) for grad, x in zip(grads, kept[:4], strict=True))
+
+
+_read.defvjp(_forward, _backward)
+
+
+def _one_of(fused, plain, sizes, args, eps, reach, dtype):
+    """The result of `fused` where the program is for a TPU that it fits on, of `plain` elsewhere."""
+    settings = {"eps": eps, "reach": reach, "dtype": dtype}
+    plain = functools.partial(plain, **settings)
+    if not gated_tpu.fits(*sizes, dtype):
+        return plain(*args)
+    return jax.lax.platform_dependent(*args, tpu=functools.partial(fused, **settings), default=plain)
+
+
+def _plain_forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *, eps, reach, dtype):
+    """(x, the projections [T, I] in float32)."""
     n, r, _ = w_up_NxRxD.shape
     normed_NxTxD, _, _ = _normed(stream_TxNxD, gain_NxD, eps)
     out_TxI = sum(_dots(normed_NxTxD, w_in_NxDxI, 2, 1, dtype))
     _, t_NxTxD = _gates(out_TxI[:, :r], w_up_NxRxD, dtype)
     x_TxD = reach / n * sum((0.5 + 0.5 * t_NxTxD[i]) * normed_NxTxD[i] for i in range(n))
-    return (x_TxD.astype(dtype), out_TxI[:, r:]), (stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, out_TxI[:, :r])
+    return x_TxD.astype(dtype), out_TxI
 
 
-def _backward(eps, reach, dtype, kept, cotangents):
-    stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, a_TxR = kept
-    dx_TxD, dmore_TxM = cotangents
+def _plain_backward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, a_TxR, dx_TxD, dmore_TxM, *, eps, reach, dtype):
+    """The gradients of the first four."""
     n, d = gain_NxD.shape
     normed_NxTxD, unit_NxTxD, scale_NxTx1 = _normed(stream_TxNxD, gain_NxD, eps)  # what was not kept, once more
     z_TxR, t_NxTxD = _gates(a_TxR, w_up_NxRxD, dtype)
@@ -93,11 +118,7 @@ def _backward(eps, reach, dtype, kept, cotangents):
     along_NxTx1 = jnp.einsum("ntd,ntd->nt", dnormed_NxTxD, normed_NxTxD, precision=EXACT)[..., None] / d
     dstream_NxTxD = scale_NxTx1 * (dnormed_NxTxD * (1 + gain_NxD)[:, None] - along_NxTx1 * unit_NxTxD)
     dstream_TxNxD = jnp.moveaxis(dstream_NxTxD, 0, 1).astype(stream_TxNxD.dtype)
-    dw_in_NxDxI = jnp.swapaxes(dw_in_NxIxD, 1, 2)
-    return dstream_TxNxD, dgain_NxD, dw_in_NxDxI.astype(w_in_NxDxI.dtype), dw_up_NxRxD.astype(w_up_NxRxD.dtype)
-
-
-_read.defvjp(_forward, _backward)
+    return dstream_TxNxD, dgain_NxD, jnp.swapaxes(dw_in_NxIxD, 1, 2), dw_up_NxRxD
 
 
 def _normed(stream_TxNxD, gain_NxD, eps):
