@@ -1,5 +1,4 @@
-"""The one door: train a run, sweep an experiment, print its table, plan what it will cost, look into a model,
-time it.
+"""The one door: train a run, sweep an experiment, print its table, plan its cost, look into a model, time it.
 
     python launch.py train --config=configs/gr.py:cpu --workdir=runs/gr-0 --config.optim.lr=3e-3
     python launch.py sweep --experiment=experiments/table5.py --scale=cpu --seeds=3 --runs=runs/table5

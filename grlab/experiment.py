@@ -61,6 +61,10 @@ class Experiment:
                 return row
         raise unknown("row", name, [row.name for row in self.rows])
 
+    def some(self, names: str) -> tuple[Row, ...]:
+        """The rows `names` ("gr,mhc"), in that order; all of them where it is empty."""
+        return tuple(self.row(name) for name in names.strip(",").split(",")) if names else self.rows
+
     def may_differ(self, row: Row, field: str) -> bool:
         """Whether `row` may differ from the baseline in the config field `field`.
 

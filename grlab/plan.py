@@ -44,7 +44,7 @@ def run(
     on = topology(topology_name)
     if out:
         check_directory("--out", out)  # before the minutes that the rows take
-    chosen = [experiment.row(name) for name in rows.strip(",").split(",")] if rows else experiment.rows
+    chosen = experiment.some(rows)
     configs = {r.row.name: ConfigDict(r.config) for r in sweep.plan(experiment, scale, (0,), "runs", overrides)}
     costs = {}
     for k, row in enumerate(chosen, 1):

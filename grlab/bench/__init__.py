@@ -1,7 +1,6 @@
 """Speed, side by side: training steps, sites and what public code takes for them, the input pipeline."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from grlab.bench.timing import Times
 from grlab.errors import check_directory, one_of, positive
 from grlab.experiment import Experiment
 from grlab.report.render import Block
-from grlab.train.rundir import code_state
+from grlab.train.rundir import code_state, cores
 
 PARTS = ("steps", "sites", "inputs")
 
@@ -31,20 +30,19 @@ def run(
     out: str | None,
     overrides: Sequence[str],
 ) -> None:
-    """Prints the tables of `parts` ("steps,sites"); with `out` also writes them there as bench-SCALE.json.
+    """Prints the tables of `parts` ("steps,sites"); with `out` also writes every time there, as bench-SCALE.json.
 
     Raises UsageError for a part, a row or a field that there is not, and for a mesh that the devices do not make.
     """
     positive("--rounds", rounds)
     chosen = [part for part in parts.split(",") if part]
-    for part in chosen:
+    for part in chosen or [parts]:
         one_of("--parts", part, PARTS)
     if out:
         check_directory("--out", out)
-    names = [experiment.row(name).name for name in rows.strip(",").split(",")] if rows else None
+    names = {experiment.baseline} | {row.name for row in experiment.some(rows)}
     runs = sweep.plan(experiment, scale, (0,), "runs", overrides)
-    configs = {r.row.name: ConfigDict(r.config) for r in runs if names is None or r.row.name in names}
-    configs = {experiment.baseline: ConfigDict(_baseline(experiment, runs))} | configs
+    configs = {r.row.name: ConfigDict(r.config) for r in runs if r.row.name in names}
     record = {**_machine(), "scale": scale, "overrides": list(overrides), "rounds": rounds}
     blocks = []
     for part in chosen:
@@ -71,10 +69,6 @@ def run(
         print(f"\nwrote {path}")
 
 
-def _baseline(experiment: Experiment, runs) -> dict:
-    return next(r.config for r in runs if r.row.name == experiment.baseline)
-
-
 def _block(title: str, times: Times, labels: dict[str, str], baselines: dict[str, str]) -> Block:
     """A line each: milliseconds, and the ratio to the baseline's time with its quartiles over the rounds."""
     lines = []
@@ -92,9 +86,8 @@ def _seconds(times: Times) -> dict[str, list[float]]:
 
 
 def _machine() -> dict:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     device = jax.devices()[0]
-    return code_state() | {"device_kind": device.device_kind, "device_count": jax.device_count(), "cores": cores}
+    return code_state() | {"device_kind": device.device_kind, "device_count": jax.device_count(), "cores": cores()}
 
 
 def _say(text: str) -> None:

@@ -6,12 +6,13 @@ MaxText is taken where its source is on the path (`PYTHONPATH=.../maxtext/src`).
 """
 
 import importlib
-import os
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+
+from grlab.train.rundir import cores
 
 
 def calls(tokens: int, width: int, streams: int) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
@@ -28,7 +29,7 @@ def calls(tokens: int, width: int, streams: int) -> tuple[dict[str, Callable[[],
 def _torch(site, parameters, shape: tuple[int, ...]) -> Callable[[], object]:
     """A call of site(streams) -> streams and its backward pass."""
     torch = importlib.import_module("torch")
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(cores())
     torch.manual_seed(0)
     stream = torch.randn(shape, requires_grad=True)
     cotangent = torch.randn(shape)

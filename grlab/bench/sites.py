@@ -9,18 +9,18 @@ from grlab import residual
 from grlab.bench import peers
 from grlab.bench.timing import Times, side_by_side
 
-SYSTEMS = {"gr": {"rank": 32}, "mhc": {}, "mhc (DeepSeek-V4)": {"form": "deepseek_v4"}, "hc": {}}
+TOKENS, WIDTH, STREAMS = 512, 256, 4
+SYSTEMS = {"gr": {"rank": WIDTH // 8}, "mhc": {}, "mhc (DeepSeek-V4)": {"form": "deepseek_v4"}, "hc": {}}
 # What a peer is compared with: how many times our site's time it takes.
 OURS = {"transformers GR": "gr", "transformers mHC": "mhc (DeepSeek-V4)", "lucidrains HC": "hc"}
 OURS |= {"lucidrains mHC": "mhc", "MaxText mHC": "mhc"}
-TOKENS, WIDTH, STREAMS = 512, 256, 4
 
 
 def measure(rounds: int, with_peers: bool, say: Callable[[str], None]) -> Times:
     """Times each system's site and, with `with_peers`, those of the public modules that are installed; float32.
 
     What is timed: the read, an identity for the sublayer, the write, and the gradients of streams and parameters of the
-    product of the new streams with a given cotangent. Of a peer that works step by step, its steps one after another.
+    product of the new streams with a given cotangent; ours and MaxText's compiled, the others' operation by operation.
     """
     calls = {name: _site(name.split(" ")[0], switches) for name, switches in SYSTEMS.items()}
     if with_peers:

@@ -15,7 +15,7 @@ _VMEM = 60 * 2**20
 
 
 def fits(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, dtype) -> bool:
-    """Whether both passes fit on a chip with their weights; rows of a width that is no multiple of 128 are padded."""
+    """Whether the weights, their gradients and a block's streams fit in a chip's memory, at a width of whole lanes."""
     n, d = gain_NxD.shape
     i, r = w_in_NxDxI.shape[2], w_up_NxRxD.shape[1]
     weights = n * d * (i + r)
@@ -87,10 +87,11 @@ def backward(
             return jnp.where(row < t, x.astype(F32), 0.0)
 
         a_TxR, dx_TxD = tokens(a_ref[...]) / n, reach / n * tokens(dx_ref[...])
-        z_TxR, dz_TxR = _silu(a_TxR), jnp.zeros((block, r), F32)
+        z_TxR, dz_TxR, gates = _silu(a_TxR), jnp.zeros((block, r), F32), []
         for k in range(n):
             normed_TxD = _normed(tokens(stream_ref[k]), gain_ref[k], eps)[0]
-            _, t_TxD = _half_plus_half_tanh(z_TxR, w_up_ref[k], dtype)
+            gate_TxD, t_TxD = _half_plus_half_tanh(z_TxR, w_up_ref[k], dtype)
+            gates.append(gate_TxD)
             dlogit_TxD = 0.25 * dx_TxD * normed_TxD * (1 - t_TxD * t_TxD)
             dw_up_ref[k] += _dot(z_TxR, dlogit_TxD, 0, 0, dtype)
             dz_TxR += _dot(dlogit_TxD, w_up_ref[k], 1, 1, dtype)
@@ -99,9 +100,8 @@ def backward(
         dout_TxI = jnp.concatenate([da_TxR, *(tokens(ref[...]) for ref in dmore_refs)], axis=1)
         for k in range(n):
             normed_TxD, unit_TxD, scale_Tx1 = _normed(tokens(stream_ref[k]), gain_ref[k], eps)
-            gate_TxD, _ = _half_plus_half_tanh(z_TxR, w_up_ref[k], dtype)
             dw_in_ref[k] += _dot(dout_TxI, normed_TxD, 0, 0, dtype)
-            dnormed_TxD = dx_TxD * gate_TxD + _dot(dout_TxI, w_in_ref[k], 1, 1, dtype)
+            dnormed_TxD = dx_TxD * gates[k] + _dot(dout_TxI, w_in_ref[k], 1, 1, dtype)
             dgain_ref[k, :] += jnp.sum(dnormed_TxD * unit_TxD, axis=0)
             along_Tx1 = jnp.mean(dnormed_TxD * normed_TxD, axis=-1, keepdims=True)
             dstream_TxD = scale_Tx1 * (dnormed_TxD * (1 + gain_ref[k]) - along_Tx1 * unit_TxD)

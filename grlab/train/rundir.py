@@ -128,13 +128,17 @@ def code_state() -> dict:
     }
 
 
+def cores() -> int:
+    """The CPU cores that this process may use: fewer than the machine has in a sweep with --jobs."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def _provenance(fingerprint: str) -> dict:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return code_state() | {
         "device_kind": jax.devices()[0].device_kind,
         "device_count": jax.device_count(),
         "processes": jax.process_count(),
-        "host_cores": cores,  # those this process may use: fewer than the machine has in a sweep with --jobs
+        "host_cores": cores(),
         "data_fingerprint": fingerprint,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "command": " ".join(sys.argv),

@@ -40,4 +40,6 @@ def test_it_is_the_read_of_its_parts(shape, switches, dtype, tolerance):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert a.dtype == b.dtype
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        assert np.abs(a - b).max() <= tolerance * max(1, np.abs(b).max())
+        # Of one token a gradient may be a sum that cancels, of terms that bfloat16 has rounded.
+        size = np.abs(b).max() if dtype == "float32" else max(1, np.abs(b).max())
+        assert np.abs(a - b).max() <= tolerance * size
