@@ -49,16 +49,39 @@ class Layer(nnx.Module):
 
     def __call__(self, stream, context: Context, system: residual.Residual):
         """(the stream after the layer, the sublayers' statistics)."""
-        if hasattr(self, "ngram"):
-            stream = system.add(stream, lambda streams_BxTxNxD: self.ngram(streams_BxTxNxD, *context))
+        unwritten, statistics = self.until_last_write(stream, context, system)
+        return self.write(unwritten), statistics
+
+    def until_last_write(self, stream, context: Context, system: residual.Residual):
+        """(the layer but for its last write, the sublayers' statistics).
+
+        The stream before it may be `Unwritten` too, where no n-grams are added to it first.
+        """
         mixer, feed_forward = (getattr(self, name) for name in self.sublayers)
         site, next_site = (getattr(self, f"{name}_site") for name in self.sublayers)
-        x_BxTxD, gates = site.read(stream)
+        if isinstance(stream, Unwritten):
+            stream, x_BxTxD, gates = site.write_read(*stream, site)
+        else:
+            if hasattr(self, "ngram"):
+                stream = system.add(stream, lambda streams_BxTxNxD: self.ngram(streams_BxTxNxD, *context))
+            x_BxTxD, gates = site.read(stream)
         y_BxTxD, of_mixer = mixer(split_by_batch(x_BxTxD), context.documents_BxT)
         stream, x_BxTxD, gates = site.write_read(stream, split_by_batch(y_BxTxD), gates, next_site)
         y_BxTxD, of_feed_forward = feed_forward(split_by_batch(x_BxTxD), context.documents_BxT)
-        stream = next_site.write(split_by_batch(stream), split_by_batch(y_BxTxD), gates)
-        return split_by_batch(stream), of_mixer | of_feed_forward
+        return split_by_batch(Unwritten(stream, y_BxTxD, gates)), of_mixer | of_feed_forward
+
+    def write(self, unwritten: "Unwritten"):
+        """The stream after the layer."""
+        site = getattr(self, f"{self.sublayers[-1]}_site")
+        return split_by_batch(site.write(*unwritten))
+
+
+class Unwritten(NamedTuple):
+    """A stream, and what is still to be written to it."""
+
+    stream: residual.Stream
+    y_BxTxD: jax.Array
+    gates: residual.Gates
 
 
 class Stack(nnx.Module):
@@ -161,10 +184,14 @@ class Decoder(nnx.Module):
     def _run(self, stack: Stack, stream, context: Context):
         graphdefs, params = zip(*(nnx.split(layer) for layer in stack.layers), strict=True)
 
+        def layers(params):
+            return [nnx.merge(graphdef, of_layer) for graphdef, of_layer in zip(graphdefs, params, strict=True)]
+
         def step(stream, params, context):
-            statistics = []
-            for graphdef, of_layer in zip(graphdefs, params, strict=True):
-                stream, of_sublayers = nnx.merge(graphdef, of_layer)(stream, context, self.residual)
+            joins, statistics = isinstance(stream, Unwritten), []
+            for layer in layers(params):
+                run = layer.until_last_write if joins else layer
+                stream, of_sublayers = run(stream, context, self.residual)
                 statistics.append(of_sublayers)
             return stream, statistics
 
@@ -174,13 +201,21 @@ class Decoder(nnx.Module):
         if self.remat != "none":
             # Inside a scan nothing merges the recomputation with the first computation, so the barrier is not needed.
             step = jax.checkpoint(step, policy=REMAT[self.remat], prevent_cse=not self.scan)
+
+        nothing = None if adds or self.remat == "full" else self.residual.unwritten(stream)
+        if nothing is not None:  # what a full recomputation begins with would be wider by an output
+            stream = split_by_batch(Unwritten(stream, *nothing))
         if self.scan:
-            return jax.lax.scan(lambda stream, params: step(stream, params, context), stream, params)
-        found = []
-        for i in range(stack.periods):
-            stream, statistics = step(stream, jax.tree.map(lambda p: p[i], params), context)
-            found.append(statistics)
-        return stream, jax.tree.map(lambda *values: jnp.stack(values), *found)
+            stream, statistics = jax.lax.scan(lambda stream, params: step(stream, params, context), stream, params)
+        else:
+            found = []
+            for i in range(stack.periods):
+                stream, of_period = step(stream, jax.tree.map(lambda p: p[i], params), context)
+                found.append(of_period)
+            statistics = jax.tree.map(lambda *values: jnp.stack(values), *found)
+        if nothing is not None:
+            stream = layers(jax.tree.map(lambda p: p[-1], params))[-1].write(stream)
+        return stream, statistics
 
 
 def _scan_packed(step, system: residual.Residual, sites, stream, stacked, context):

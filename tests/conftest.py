@@ -5,6 +5,8 @@ import os
 import signal
 import tempfile
 
+import pytest
+
 # The tests compile hundreds of small programs and run each once. Without optimisation, and with XLA's older emitters,
 # that takes a quarter of the time. XLA stops at a flag that it does not know, so the flag is for the pinned version.
 _FLAGS = ["--xla_backend_optimization_level=0"]
@@ -23,3 +25,12 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 for _signum, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, _handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_are_forgotten():
+    """After each file: a process of them all would keep ten GB of compiled programs."""
+    yield
+    import jax  # by now it has been told of the flags above
+
+    jax.clear_caches()

@@ -1,6 +1,6 @@
-"""The read of Gated Residuals as one operation, with a derivative that keeps nothing as wide as the streams.
+"""The read of Gated Residuals, alone and with the write before it, as operations that keep one array of the streams.
 
-arXiv 2608.30320, eq. 30-34. Dimensions: B batch, T time or all tokens, N streams, D width, R rank, M further
+arXiv 2608.30320, eq. 30-35. Dimensions: B batch, T time or all tokens, N streams, D width, R rank, M further
 projections, I the R + M projections of the normed streams.
 """
 
@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from grlab.ops import gated_tpu
+from grlab.ops import gated_tpu, streams
 from grlab.ops.mesh import on_each_device
 from grlab.ops.streams import EXACT, F32
 
@@ -41,64 +41,107 @@ def read(
     Returns:
       x [B, T, D] in `dtype`, and vec R̂ W_more [B, T, M] in float32.
     """
+    return _on_each_device((stream_BxTxNxD,), (gain_NxD, w_down, w_up, w_more), eps, reach, dtype)
+
+
+def write_read(
+    stream_BxTxNxD: jax.Array,
+    s_BxTxN: jax.Array,
+    y_BxTxD: jax.Array,
+    gain_NxD: jax.Array,
+    w_down: jax.Array,
+    w_up: jax.Array,
+    w_more: jax.Array,
+    eps: float,
+    reach: float,
+    dtype: jnp.dtype,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """R' = R + s ⊗ y in the streams' dtype, and the `read` of R': (R', x, vec R̂' W_more).
+
+    One operation, so that a kernel has each stream come and go once; and so has its derivative, which is that of the
+    write, of the read, and of whatever else uses R'.
+    """
+    weights = (gain_NxD, w_down, w_up, w_more)
+    return _on_each_device((stream_BxTxNxD, s_BxTxN, y_BxTxD), weights, eps, reach, dtype)
+
+
+def _on_each_device(of_tokens, weights, eps, reach, dtype):
     dtype = jnp.dtype(dtype)
 
-    def here(stream_BxTxNxD, gain_NxD, w_down, w_up, w_more):
+    def here(stream_BxTxNxD, *rest):
+        *written, gain_NxD, w_down, w_up, w_more = rest
         *lead, n, d = stream_BxTxNxD.shape
         # The streams first: products are then of a stream each, and no pass over the tokens is one of [T, N·D], the
         # index of which XLA on a CPU takes apart for each value (54 µs in place of 8 for 65,536 values).
         w_in_NxDxI = jnp.concatenate([w_down, w_more], axis=1).reshape(n, d, -1)
         w_up_NxRxD = jnp.moveaxis(w_up.reshape(-1, n, d), 1, 0)
         stream_TxNxD = stream_BxTxNxD.reshape(-1, n, d)
+        written = tuple(x.reshape(-1, x.shape[-1]) for x in written)
         gain_NxD = jnp.broadcast_to(gain_NxD, (n, d))
-        x_TxD, more_TxM = _read(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype)
-        return x_TxD.reshape(*lead, d), more_TxM.reshape(*lead, -1)
+        out = _write_read(stream_TxNxD, written, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype)
+        return tuple(x.reshape(*lead, *x.shape[1:]) for x in out)
 
-    weights = (gain_NxD, *(w.astype(dtype) for w in (w_down, w_up, w_more)))
-    return on_each_device(here, (stream_BxTxNxD,), weights)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _read(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype):
-    return _forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype)[0]
+    gain_NxD, *matrices = weights
+    return on_each_device(here, of_tokens, (gain_NxD, *(w.astype(dtype) for w in matrices)))
 
 
-def _forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def _write_read(stream_TxNxD, written, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype):
+    """(R', x, further projections) where `written` is (s [T, N], y [T, D]); the last two of R where it is ()."""
+    return _forward(stream_TxNxD, written, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype)[0]
+
+
+def _forward(stream_TxNxD, written, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype):
     args = (stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD)
-    x_TxD, out_TxI = _one_of(gated_tpu.forward, _plain_forward, args, args, eps, reach, dtype)
+    *new, x_TxD, out_TxI = _one_of(gated_tpu.forward, _plain_forward, args, written, eps, reach, dtype)
     r = w_up_NxRxD.shape[1]
-    return (x_TxD, out_TxI[:, r:]), (*args, out_TxI[:, :r])
+    (kept_TxNxD,) = new or [stream_TxNxD]
+    return (*new, x_TxD, out_TxI[:, r:]), (kept_TxNxD, *args[1:], out_TxI[:, :r], written)
 
 
 def _backward(eps, reach, dtype, kept, cotangents):
-    grads = _one_of(gated_tpu.backward, _plain_backward, kept[:4], (*kept, *cotangents), eps, reach, dtype)
-    return tuple(grad.astype(x.dtype) for grad, x in zip(grads, kept[:4], strict=True))
+    *args, a_TxR, written = kept
+    *dnew, dx_TxD, dmore_TxM = cotangents
+    more = (a_TxR, dx_TxD, dmore_TxM, *dnew, *written)
+    grads = _one_of(gated_tpu.backward, _plain_backward, args, more, eps, reach, dtype)
+    grads = [grad.astype(x.dtype) for grad, x in zip(grads, (*args, *written), strict=True)]
+    return grads[0], tuple(grads[4:]), *grads[1:4]
 
 
-_read.defvjp(_forward, _backward)
+_write_read.defvjp(_forward, _backward)
 
 
-def _one_of(fused, plain, sizes, args, eps, reach, dtype):
+def _one_of(fused, plain, args, more, eps, reach, dtype):
     """The result of `fused` where the program is for a TPU that it fits on, of `plain` elsewhere."""
     settings = {"eps": eps, "reach": reach, "dtype": dtype}
     plain = functools.partial(plain, **settings)
-    if not gated_tpu.fits(*sizes, dtype):
-        return plain(*args)
-    return jax.lax.platform_dependent(*args, tpu=functools.partial(fused, **settings), default=plain)
+    if not gated_tpu.fits(*args, dtype):
+        return plain(*args, *more)
+    return jax.lax.platform_dependent(*args, *more, tpu=functools.partial(fused, **settings), default=plain)
 
 
-def _plain_forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *, eps, reach, dtype):
-    """(x, the projections [T, I] in float32)."""
+def _plain_forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written, eps, reach, dtype):
+    """(R', x, the projections [T, I] in float32) where `written` is s and y; the last two of R where it is nothing."""
     n, r, _ = w_up_NxRxD.shape
+    new = []
+    if written:
+        s_TxN, y_TxD = written
+        stream_TxNxD = streams.write(stream_TxNxD, s_TxN[..., None], y_TxD)
+        new = [stream_TxNxD]
     normed_NxTxD, _, _ = _normed(stream_TxNxD, gain_NxD, eps)
     out_TxI = sum(_dots(normed_NxTxD, w_in_NxDxI, 2, 1, dtype))
     _, t_NxTxD = _gates(out_TxI[:, :r], w_up_NxRxD, dtype)
     x_TxD = reach / n * sum((0.5 + 0.5 * t_NxTxD[i]) * normed_NxTxD[i] for i in range(n))
-    return x_TxD.astype(dtype), out_TxI
+    return *new, x_TxD.astype(dtype), out_TxI
 
 
-def _plain_backward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, a_TxR, dx_TxD, dmore_TxM, *, eps, reach, dtype):
-    """The gradients of the first four."""
+def _plain_backward(
+    stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, a_TxR, dx_TxD, dmore_TxM, *written, eps, reach, dtype
+):
+    """The gradients of the streams and of the weights; after a write `written` is the cotangent of R', s and y.
+
+    The streams are then R', the first gradient is that of R and of R', and those of s and y follow.
+    """
     n, d = gain_NxD.shape
     normed_NxTxD, unit_NxTxD, scale_NxTx1 = _normed(stream_TxNxD, gain_NxD, eps)  # what was not kept, once more
     z_TxR, t_NxTxD = _gates(a_TxR, w_up_NxRxD, dtype)
@@ -117,8 +160,15 @@ def _plain_backward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, a_TxR, dx_Tx
     dgain_NxD = jnp.sum(dnormed_NxTxD * unit_NxTxD, axis=1)
     along_NxTx1 = jnp.einsum("ntd,ntd->nt", dnormed_NxTxD, normed_NxTxD, precision=EXACT)[..., None] / d
     dstream_NxTxD = scale_NxTx1 * (dnormed_NxTxD * (1 + gain_NxD)[:, None] - along_NxTx1 * unit_NxTxD)
-    dstream_TxNxD = jnp.moveaxis(dstream_NxTxD, 0, 1).astype(stream_TxNxD.dtype)
-    return dstream_TxNxD, dgain_NxD, jnp.swapaxes(dw_in_NxIxD, 1, 2), dw_up_NxRxD
+    dstream_TxNxD = jnp.moveaxis(dstream_NxTxD, 0, 1)
+    dweights = (dgain_NxD, jnp.swapaxes(dw_in_NxIxD, 1, 2), dw_up_NxRxD)
+    if not written:
+        return dstream_TxNxD.astype(stream_TxNxD.dtype), *dweights
+    dnew_TxNxD, s_TxN, y_TxD = written
+    dstream_TxNxD = dstream_TxNxD + dnew_TxNxD
+    ds_TxN = jnp.einsum("tnd,td->tn", dstream_TxNxD, y_TxD.astype(F32), precision=EXACT)
+    dy_TxD = sum(s_TxN[:, i, None] * dstream_TxNxD[:, i] for i in range(n))
+    return dstream_TxNxD.astype(stream_TxNxD.dtype), *dweights, ds_TxN, dy_TxD.astype(y_TxD.dtype)
 
 
 def _normed(stream_TxNxD, gain_NxD, eps):

@@ -1,7 +1,7 @@
-"""The read of Gated Residuals and its derivative as one pass over the streams each, for TPUs (Pallas, Mosaic).
+"""The read of Gated Residuals, alone or with the write before it, and its derivative: a pass over the streams each.
 
-The arithmetic is that of grlab/ops/gated.py, in the same types; the names of dimensions are its, too. A block is some
-tokens of all streams at their full width; the weights stay on the chip.
+For TPUs (Pallas, Mosaic). The arithmetic is that of grlab/ops/gated.py, in the same types; the names of dimensions are
+its, too. A block is some tokens of all streams at their full width; the weights stay on the chip.
 """
 
 import jax
@@ -20,21 +20,27 @@ def fits(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, dtype) -> bool:
     i, r = w_in_NxDxI.shape[2], w_up_NxRxD.shape[1]
     weights = n * d * (i + r)
     block = BACKWARD_TOKENS * n * d
-    needed = weights * (jnp.dtype(dtype).itemsize + 4) + block * (4 * stream_TxNxD.dtype.itemsize + 4)
+    needed = weights * (jnp.dtype(dtype).itemsize + 4) + block * (6 * stream_TxNxD.dtype.itemsize + 4)
     return d % 128 == 0 and needed < _VMEM
 
 
-def forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *, eps, reach, dtype, interpret=False):
-    """(x [T, D] in `dtype`, the projections [T, I] in float32) of the streams."""
+def forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written, eps, reach, dtype, interpret=False):
+    """(x [T, D] in `dtype`, the projections [T, I] in float32) of the streams; before them R', with s and y given."""
     stream_NxTxD = jnp.moveaxis(stream_TxNxD, 1, 0)
     n, t, d = stream_NxTxD.shape
     i, r = w_in_NxDxI.shape[2], w_up_NxRxD.shape[1]
     block = min(FORWARD_TOKENS, t)
 
-    def kernel(stream_ref, gain_ref, w_in_ref, w_up_ref, x_ref, out_ref):
+    def kernel(stream_ref, gain_ref, w_in_ref, w_up_ref, *refs):
+        *written_refs, x_ref, out_ref = refs
         normed, out_TxI = [], jnp.zeros((block, i), F32)
         for k in range(n):
-            normed_TxD = _normed(stream_ref[k], gain_ref[k], eps)[0]
+            stream_TxD = stream_ref[k]
+            if written:
+                s_ref, y_ref, new_ref = written_refs
+                new_TxD = stream_TxD.astype(F32) + s_ref[:, k : k + 1] * y_ref[...].astype(F32)
+                stream_TxD = new_ref[k] = new_TxD.astype(new_ref.dtype)
+            normed_TxD = _normed(stream_TxD, gain_ref[k], eps)[0]
             normed.append(normed_TxD)
             out_TxI += _dot(normed_TxD, w_in_ref[k], 1, 0, dtype)
         z_TxR = _silu(out_TxI[:, :r] / n)
@@ -45,24 +51,43 @@ def forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *, eps, reach, dtype
         out_ref[...] = out_TxI
 
     tokens = _by_tokens(block)
-    return pl.pallas_call(
+    *new, x_TxD, out_TxI = pl.pallas_call(
         kernel,
         grid=(pl.cdiv(t, block),),
-        in_specs=[tokens(n, d), _all((n, d)), _all((n, d, i)), _all((n, r, d))],
-        out_specs=[tokens(None, d), tokens(None, i)],
-        out_shape=[jax.ShapeDtypeStruct((t, d), dtype), jax.ShapeDtypeStruct((t, i), F32)],
+        in_specs=[
+            *(tokens(n, d), _all((n, d)), _all((n, d, i)), _all((n, r, d))),
+            *(tokens(None, x.shape[1]) for x in written),
+        ],
+        out_specs=[*([tokens(n, d)] if written else []), tokens(None, d), tokens(None, i)],
+        out_shape=[
+            *([jax.ShapeDtypeStruct(stream_NxTxD.shape, stream_NxTxD.dtype)] if written else []),
+            *(jax.ShapeDtypeStruct((t, d), dtype), jax.ShapeDtypeStruct((t, i), F32)),
+        ],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM),
         cost_estimate=_cost(t, n, d, i, r, stream_NxTxD.dtype, passes=1),
         interpret=interpret,
-    )(stream_NxTxD, gain_NxD, w_in_NxDxI, w_up_NxRxD)
+    )(stream_NxTxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written)
+    return *(jnp.moveaxis(new_NxTxD, 0, 1) for new_NxTxD in new), x_TxD, out_TxI
 
 
 def backward(
-    stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, a_TxR, dx_TxD, dmore_TxM, *, eps, reach, dtype, interpret=False
+    stream_TxNxD,
+    gain_NxD,
+    w_in_NxDxI,
+    w_up_NxRxD,
+    a_TxR,
+    dx_TxD,
+    dmore_TxM,
+    *written,
+    eps,
+    reach,
+    dtype,
+    interpret=False,
 ):
-    """The gradients of the streams, the gain, W_in and W_up, the last three in float32.
+    """The gradients of the streams, and in float32 of the gain, W_in and W_up; after a write those of s and y.
 
-    Those of the weights are summed over the blocks in the chip's memory and leave it once.
+    `written` is the cotangent of R', s and y, or nothing. The gradients of the weights are summed over the blocks in
+    the chip's memory and leave it once.
     """
     stream_NxTxD = jnp.moveaxis(stream_TxNxD, 1, 0)
     n, t, d = stream_NxTxD.shape
@@ -70,10 +95,17 @@ def backward(
     block = min(BACKWARD_TOKENS, t)
     blocks = pl.cdiv(t, block)
     more = [dmore_TxM] if m else []  # the read before the LM head has no further projections
+    if written:
+        dnew_TxNxD, s_TxN, y_TxD = written
+        written = (jnp.moveaxis(dnew_TxNxD, 1, 0), s_TxN, y_TxD)
 
     def kernel(stream_ref, gain_ref, w_in_ref, w_up_ref, a_ref, dx_ref, *refs):
-        *dmore_refs, dstream_ref = refs[: len(more) + 1]
-        *results, dgain_ref, dw_in_ref, dw_up_ref = refs[len(more) + 1 :]
+        refs = list(refs)
+        dmore_refs = [refs.pop(0) for _ in more]
+        written_refs = [refs.pop(0) for _ in written]
+        dstream_ref, *results = [refs.pop(0) for _ in range(4)]
+        dwritten_refs = [refs.pop(0) for _ in written[1:]]
+        dgain_ref, dw_in_ref, dw_up_ref = refs
 
         @pl.when(pl.program_id(0) == 0)
         def _():
@@ -98,6 +130,7 @@ def backward(
         sigma_TxR = 0.5 + 0.5 * jnp.tanh(0.5 * a_TxR)
         da_TxR = dz_TxR * sigma_TxR * (1 + a_TxR * (1 - sigma_TxR)) / n
         dout_TxI = jnp.concatenate([da_TxR, *(tokens(ref[...]) for ref in dmore_refs)], axis=1)
+        dy_TxD = jnp.zeros((block, d), F32)
         for k in range(n):
             normed_TxD, unit_TxD, scale_Tx1 = _normed(tokens(stream_ref[k]), gain_ref[k], eps)
             dw_in_ref[k] += _dot(dout_TxI, normed_TxD, 0, 0, dtype)
@@ -105,7 +138,15 @@ def backward(
             dgain_ref[k, :] += jnp.sum(dnormed_TxD * unit_TxD, axis=0)
             along_Tx1 = jnp.mean(dnormed_TxD * normed_TxD, axis=-1, keepdims=True)
             dstream_TxD = scale_Tx1 * (dnormed_TxD * (1 + gain_ref[k]) - along_Tx1 * unit_TxD)
+            if written:
+                dnew_ref, s_ref, y_ref = written_refs
+                dstream_TxD += dnew_ref[k].astype(F32)
+                ds_TxD = dstream_TxD * y_ref[...].astype(F32)
+                dwritten_refs[0][:, k : k + 1] = jnp.sum(ds_TxD, axis=-1, keepdims=True)
+                dy_TxD += s_ref[:, k : k + 1] * dstream_TxD
             dstream_ref[k] = dstream_TxD.astype(dstream_ref.dtype)
+        if written:
+            dwritten_refs[1][...] = dy_TxD.astype(dwritten_refs[1].dtype)
 
         @pl.when(pl.program_id(0) == blocks - 1)
         def _():
@@ -114,24 +155,28 @@ def backward(
 
     of_weights = [(n, d), (n, i, d), (n, r, d)]
     tokens = _by_tokens(block)
-    dstream_NxTxD, dgain_NxD, dw_in_NxIxD, dw_up_NxRxD = pl.pallas_call(
+    of_written = [tokens(None, n), tokens(None, d)] if written else []
+    dstream_NxTxD, dgain_NxD, dw_in_NxIxD, dw_up_NxRxD, *dwritten = pl.pallas_call(
         kernel,
         grid=(blocks,),
         in_specs=[
             *(tokens(n, d), _all((n, d)), _all((n, d, i)), _all((n, r, d))),
             *(tokens(None, r), tokens(None, d), *(tokens(None, m) for _ in more)),
+            *([tokens(n, d), *of_written] if written else []),
         ],
-        out_specs=[tokens(n, d), *(pl.BlockSpec(memory_space=pl.ANY) for _ in of_weights)],
+        out_specs=[tokens(n, d), *(pl.BlockSpec(memory_space=pl.ANY) for _ in of_weights), *of_written],
         out_shape=[
             jax.ShapeDtypeStruct((n, t, d), stream_NxTxD.dtype),
             *(jax.ShapeDtypeStruct(shape, F32) for shape in of_weights),
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written[1:]),
         ],
         scratch_shapes=[pltpu.VMEM(shape, F32) for shape in of_weights],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM),
         cost_estimate=_cost(t, n, d, i, r, stream_NxTxD.dtype, passes=3),
         interpret=interpret,
-    )(stream_NxTxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, a_TxR, dx_TxD, *more)
-    return jnp.moveaxis(dstream_NxTxD, 0, 1), dgain_NxD, jnp.swapaxes(dw_in_NxIxD, 1, 2), dw_up_NxRxD
+    )(stream_NxTxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, a_TxR, dx_TxD, *more, *written)
+    dstream_TxNxD = jnp.moveaxis(dstream_NxTxD, 0, 1)
+    return dstream_TxNxD, dgain_NxD, jnp.swapaxes(dw_in_NxIxD, 1, 2), dw_up_NxRxD, *dwritten
 
 
 def _normed(stream_TxD, gain_D, eps):

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from grlab import errors
-from grlab.residual.stream import Frame, Residual, Site, parse_switches
+from grlab.residual.stream import Frame, Gates, Residual, Site, Stream, parse_switches
 
-__all__ = ["Residual", "Site", "build", "kinds"]
+__all__ = ["Gates", "Residual", "Site", "Stream", "build", "kinds"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

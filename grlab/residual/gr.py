@@ -64,6 +64,7 @@ class GatedSite(Site):
         gates = (switches.read, switches.write, switches.gates, switches.gate, switches.gate_input)
         as_published = gates == ("channel", "scalar", "dynamic", "sigmoid", "all")
         self.published = as_published and switches.norm != "joint" and not switches.static_term and not switches.top_k
+        self.joins = self.published and switches.mix == "none" and not frame.float8
 
         if switches.norm == "shared_gain":
             self.gain = constant(jnp.zeros(d), ("embed",))
@@ -157,20 +158,29 @@ class GatedSite(Site):
         return sinkhorn(self.alpha_res[...] * out_BxTxNxN + self.b_res[...], iterations=20)
 
     def read(self, stream_BxTxNxD):
-        return self._published_read(stream_BxTxNxD) if self.published else self._any_read(stream_BxTxNxD)
+        return self._published_read(stream_BxTxNxD)[1:] if self.published else self._any_read(stream_BxTxNxD)
 
-    def _published_read(self, stream_BxTxNxD):
-        """The read as published, with or without an H_res: one operation."""
+    def write_read(self, stream_BxTxNxD, y_BxTxD, gates, next_site):
+        if not self.joins:
+            return super().write_read(stream_BxTxNxD, y_BxTxD, gates, next_site)
+        return next_site._published_read(stream_BxTxNxD, (gates[0][..., 0], y_BxTxD))
+
+    def _published_read(self, stream_BxTxNxD, written=()):
+        """(the streams after s ⊗ y of `written`, the read of them as published): one operation."""
         n = self.switches.streams
         w_more = [getattr(self, name)[...] for name in ("w_write", "w_res") if hasattr(self, name)]
         w_more = jnp.concatenate(w_more, axis=1) if w_more else jnp.zeros((self.fan_in, 0))
         gain, w_down, w_up = self.gain[...], self.w_down[...], self.w_up[...]
-        reach = self.switches.gate_range
-        x_BxTxD, more = gated.read(stream_BxTxNxD, gain, w_down, w_up, w_more, self.eps, reach, self.dtype)
+        weights = (gain, w_down, w_up, w_more, self.eps, self.switches.gate_range, self.dtype)
+        if written:
+            stream_BxTxNxD, x_BxTxD, more = gated.write_read(stream_BxTxNxD, *written, *weights)
+        else:
+            x_BxTxD, more = gated.read(stream_BxTxNxD, *weights)
         if not self.writes:
-            return x_BxTxD, None
+            return stream_BxTxNxD, x_BxTxD, None
         s_BxTxNx1 = 2 * jax.nn.sigmoid(more[..., :n] / n)[..., None]
-        return x_BxTxD, (s_BxTxNx1, self._mixing(more[..., n:]) if hasattr(self, "w_res") else None)
+        h_BxTxNxN = self._mixing(more[..., n:]) if hasattr(self, "w_res") else None
+        return stream_BxTxNxD, x_BxTxD, (s_BxTxNx1, h_BxTxNxN)
 
     def _any_read(self, stream_BxTxNxD):
         switches = self.switches
@@ -264,6 +274,12 @@ class GatedResidual(Residual, kind="gr"):
             return new_BxTxNxD
         stochastic = self.switches.rounding == "stochastic"  # sites count below frame.sites
         return float8.store(new_BxTxNxD, float8.noise(stream_BxTxNxD, self.frame.sites) if stochastic else None)
+
+    def unwritten(self, stream_BxTxNxD):
+        if not self.final.joins:
+            return None
+        *lead, n, d = stream_BxTxNxD.shape
+        return jnp.zeros((*lead, d), self.frame.compute_dtype), (jnp.zeros((*lead, n, 1)), None)
 
     def pack(self, stream_BxTxNxD):
         return float8.pack(stream_BxTxNxD) if self.frame.float8 else stream_BxTxNxD

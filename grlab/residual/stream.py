@@ -99,6 +99,14 @@ class Residual(nnx.Module):
         """The stream with f(its streams) added to its streams, [B, T, N, D] both."""
         return ops.add(stream[..., None, :], f)[..., 0, :]
 
+    def unwritten(self, stream: Stream) -> tuple[jax.Array, Gates] | None:
+        """y and gates that change nothing if they are written; None where a write needs more than them of its site.
+
+        A layer's last write is otherwise left to the first read of the next layer: to one `Site.write_read`.
+        """
+        del stream
+        return None
+
     # What there is of the stream where the backward pass computes each layer again (model.remat=full).
 
     def pack(self, stream: Stream) -> Any:

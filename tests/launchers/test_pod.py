@@ -141,7 +141,7 @@ def test_a_row_that_does_not_fit_is_refused(tmp_path):
     """In a process of its own: the compiler has to know its target before JAX starts."""
     experiment = tmp_path / "large.py"
     demo = (ROOT / "experiments" / "demo.py").read_text()
-    experiment.write_text(demo.replace('"GR")', '"GR", overrides={"residual.streams": 2**20})'))
+    experiment.write_text(demo.replace('"GR")', '"GR", overrides={"residual.rank": 2**24})'))
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
 
     def run(experiment):
