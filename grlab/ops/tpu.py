@@ -35,10 +35,10 @@ def whole(shape: tuple[int, ...]) -> pl.BlockSpec:
     return pl.BlockSpec(shape, lambda *at: (0,) * len(shape), pipeline_mode=pl.Buffered(1))
 
 
-def block_of(tokens: int, most: int, bytes_a_token: int) -> int:
-    """How many tokens a block has: at most `most` and all there are, and as few as LANES to fit in a chip's memory."""
+def block_of(tokens: int, most: int, bytes_a_token: int, room: int = VMEM) -> int:
+    """How many tokens a block has: at most `most` and all there are, and as few as LANES to fit in so many bytes."""
     block = most
-    while block > LANES and (block * bytes_a_token > VMEM or block >= 2 * tokens):
+    while block > LANES and (block * bytes_a_token > room or block >= 2 * tokens):
         block //= 2
     return min(block, tokens)
 
