@@ -39,7 +39,8 @@ def fits(n: int, d: int, dtype) -> bool:
 
     Of an even N the N (N + 2) logits are whole sublanes.
     """
-    return d % LANES == 0 and n % 2 == 0 and LANES * _bytes_a_token(n, d, dtype, passes=2) <= _room(n, d)
+    known = jnp.dtype(dtype) in (F32, jnp.bfloat16)
+    return known and d % LANES == 0 and n % 2 == 0 and LANES * _bytes_a_token(n, d, dtype, passes=2) <= _room(n, d)
 
 
 def forward(stream_TxNxD, phi_IxO, alpha_O, b_O, gain_D, settings: Settings, *, interpret=False):
@@ -54,8 +55,8 @@ def forward(stream_TxNxD, phi_IxO, alpha_O, b_O, gain_D, settings: Settings, *, 
         x_ref, post_ref, res_ref, out_ref, scale_ref, square_Tx1, pre_TxN = refs
 
         def squares(rows):
-            values = [stream_ref[k, rows, at].astype(F32) for k in range(n) for at in columns(d)]
-            square_Tx1[rows] = sum(_sum(x * x) for x in values)
+            values = [[stream_ref[k, rows, at].astype(F32) for k in range(n)] for at in columns(d)]
+            square_Tx1[rows] = sum(_sum(sum(x_TxC * x_TxC for x_TxC in of_streams)) for of_streams in values)
 
         for_rows(block, squares)
         products_PxT = sum(dot(phi_ref[k], stream_ref[k], 1, 1, phi_ref.dtype) for k in range(n))

@@ -36,9 +36,9 @@ def whole(shape: tuple[int, ...]) -> pl.BlockSpec:
 
 
 def block_of(tokens: int, most: int, bytes_a_token: int, room: int = VMEM) -> int:
-    """How many tokens a block has: at most `most` and all there are, and as few as LANES to fit in so many bytes."""
+    """How many tokens a block has: at most `most` and no more than there are, and LANES if no more fit in `room`."""
     block = most
-    while block > LANES and (block * bytes_a_token > room or block >= 2 * tokens):
+    while block > LANES and (block > tokens or block * bytes_a_token > room):
         block //= 2
     return min(block, tokens)
 
