@@ -5,6 +5,7 @@ arXiv 2512.24880, eq. 5-8. Dimensions: B batch, T time or all tokens, N streams,
 """
 
 import functools
+import math
 
 import jax
 
@@ -34,15 +35,21 @@ def read(
     Returns:
       x [B, T, D] in `settings.dtype`, H_post [B, T, N] and H_res [B, T, N, N] in float32.
     """
-    plain = functools.partial(_plain, settings=settings)
+    plain, fused = functools.partial(_plain, settings=settings), functools.partial(_fused, settings)
     weights = (phi_IxO, alpha_O, b_O, gain_D)
-    n, d = stream_BxTxNxD.shape[-2:]
-    if not manifold_tpu.fits(n, d, stream_BxTxNxD.dtype):
+    if not _has_kernels(stream_BxTxNxD):
         return plain(stream_BxTxNxD, *weights)
-    # The choice is outside of the derivative: that of the plain path is of its parts, and keeps what they keep.
-    fused = functools.partial(_fused, settings)
-    here = functools.partial(where_it_fits, True, fused, plain)
+
+    def here(stream_BxTxNxD, *weights):
+        # The choice is outside of the derivative: that of the plain path is of its parts, and keeps what they keep.
+        return where_it_fits(_has_kernels(stream_BxTxNxD), fused, plain, stream_BxTxNxD, *weights)
+
     return on_each_device(here, (stream_BxTxNxD,), weights)
+
+
+def _has_kernels(stream_BxTxNxD):
+    *lead, n, d = stream_BxTxNxD.shape
+    return manifold_tpu.fits(math.prod(lead), n, d, stream_BxTxNxD.dtype)
 
 
 def logits(stream_BxTxNxD, phi_IxO, alpha_O, b_O, eps):

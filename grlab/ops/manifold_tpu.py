@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from grlab.ops import sinkhorn_tpu
-from grlab.ops.tpu import F32, LANES, VMEM, block_of, by_lanes, by_tokens, columns, dot, for_rows, put_column, whole
+from grlab.ops.tpu import F32, LANES, block_of, by_lanes, by_tokens, columns, dot, for_rows, put_column, vmem, whole
 
 _MOST_TOKENS = 512  # of a block: the more, the less do the iterations of Sinkhorn-Knopp wait for each other
 
@@ -34,13 +34,13 @@ class Settings(NamedTuple):
     dtype: jnp.dtype  # of x
 
 
-def fits(n: int, d: int, dtype) -> bool:
-    """Whether the weights and a block's streams fit in a chip's memory, at a width of whole lanes.
+def fits(t: int, n: int, d: int, dtype) -> bool:
+    """Whether there is a block of tokens, and the weights and its streams fit in a chip's memory.
 
     Of an even N the N (N + 2) logits are whole sublanes.
     """
-    known = jnp.dtype(dtype) in (F32, jnp.bfloat16)
-    return known and d % LANES == 0 and n % 2 == 0 and LANES * _bytes_a_token(n, d, dtype, passes=2) <= _room(n, d)
+    whole_vectors = t >= LANES and d % LANES == 0 and n % 2 == 0 and jnp.dtype(dtype) in (F32, jnp.bfloat16)
+    return whole_vectors and LANES * _bytes_a_token(n, d, dtype, passes=2) <= _room(n, d)
 
 
 def forward(stream_TxNxD, phi_IxO, alpha_O, b_O, gain_D, settings: Settings, *, interpret=False):
@@ -87,7 +87,7 @@ def forward(stream_TxNxD, phi_IxO, alpha_O, b_O, gain_D, settings: Settings, *, 
             *(jax.ShapeDtypeStruct((size, t), F32) for size in rows),
         ],
         scratch_shapes=[pltpu.VMEM((block, 1), F32), pltpu.VMEM((block, n), F32)],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), vmem_limit_bytes=VMEM),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), vmem_limit_bytes=vmem()),
         cost_estimate=_cost(stream_TxNxD, o, passes=1),
         interpret=interpret,
     )(stream_NxTxD, phi_NxPxD, alpha_O[:, None], b_O[:, None], gain_D[None])
@@ -201,7 +201,7 @@ def backward(
             *(pltpu.VMEM((block, size), F32) for size in (n, n, 1, d, d)),
             sinkhorn_tpu.kept(settings.iterations, n, block),
         ],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem()),
         cost_estimate=_cost(stream_TxNxD, o, passes=2),
         interpret=interpret,
     )(
@@ -293,7 +293,7 @@ def _bytes_a_token(n, d, dtype, passes):
 
 def _room(n, d):
     """Bytes of the chip's memory that the weights leave: phi, in six parts or in float32, and its gradient twice."""
-    return VMEM - 20 * n * d * n * (n + 2)
+    return vmem() - 20 * n * d * n * (n + 2)
 
 
 def _cost(stream_TxNxD, o, passes):

@@ -6,6 +6,7 @@ the stream's or the sublayer's dtype.
 
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -91,8 +92,8 @@ def write(stream_BxTxNxD: jax.Array, s_Nx1: jax.Array, y_BxTxD: jax.Array, h_NxN
 
 def _has_kernels(stream_BxTxNxD, s_Nx1, h_NxN):
     """Whether a TPU has kernels for this write. Without H it needs none: XLA makes one pass of it."""
-    n, d = stream_BxTxNxD.shape[-2:]
-    return h_NxN is not None and s_Nx1.shape[-1] == 1 and write_tpu.fits(n, d, stream_BxTxNxD.dtype)
+    *lead, n, d = stream_BxTxNxD.shape
+    return h_NxN is not None and s_Nx1.shape[-1] == 1 and write_tpu.fits(math.prod(lead), n, d, stream_BxTxNxD.dtype)
 
 
 @jax.custom_vjp

@@ -4,9 +4,16 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from grlab.ops.mesh import device_kind
+
 F32 = jnp.float32
 LANES = 128  # of a vector: widths and blocks of tokens are multiples of it
-VMEM = 60 * 2**20  # of a chip's memory, what a kernel may use
+VMEM = 60 * 2**20  # of a chip's memory, what a kernel may use on v5e and what came after it
+
+
+def vmem() -> int:
+    """VMEM of the chip that layers are traced for: a v4 has 16 MiB in all."""
+    return 15 * 2**20 if device_kind() in ("TPU v2", "TPU v3", "TPU v4") else VMEM
 
 
 def where_it_fits(fits: bool, fused, plain, *args):
@@ -35,7 +42,7 @@ def whole(shape: tuple[int, ...]) -> pl.BlockSpec:
     return pl.BlockSpec(shape, lambda *at: (0,) * len(shape), pipeline_mode=pl.Buffered(1))
 
 
-def block_of(tokens: int, most: int, bytes_a_token: int, room: int = VMEM) -> int:
+def block_of(tokens: int, most: int, bytes_a_token: int, room: int) -> int:
     """How many tokens a block has: at most `most` and no more than there are, and LANES if no more fit in `room`."""
     block = most
     while block > LANES and (block > tokens or block * bytes_a_token > room):

@@ -15,21 +15,22 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from grlab.ops.tpu import F32, LANES, VMEM, block_of, by_lanes, by_tokens, columns, for_rows, put_column
+from grlab.ops.tpu import F32, LANES, block_of, by_lanes, by_tokens, columns, for_rows, put_column, vmem
 
 _MOST_TOKENS = 512  # of a block
 
 
-def fits(n: int, d: int, dtype) -> bool:
-    """Whether a block of streams, and all gates of a token in a vector, fit in a chip's memory."""
-    return d % LANES == 0 and n * (n + 1) <= LANES and LANES * _bytes_a_token(n, d, dtype, passes=3) <= VMEM
+def fits(t: int, n: int, d: int, dtype) -> bool:
+    """Whether there is a block of tokens, its streams fit in a chip's memory, and all gates of a token in a vector."""
+    fit = n * (n + 1) <= LANES and LANES * _bytes_a_token(n, d, dtype, passes=3) <= vmem()
+    return fit and t >= LANES and d % LANES == 0
 
 
 def forward(stream_TxNxD, gates_TxG, y_TxD, *, interpret=False):
     """The new streams [T, N, D]."""
     stream_NxTxD = jnp.moveaxis(stream_TxNxD, 1, 0)
     n, t, d = stream_NxTxD.shape
-    block = block_of(t, _MOST_TOKENS, _bytes_a_token(n, d, stream_TxNxD.dtype, passes=2))
+    block = block_of(t, _MOST_TOKENS, _bytes_a_token(n, d, stream_TxNxD.dtype, passes=2), vmem())
 
     def kernel(stream_ref, gates_ref, y_ref, new_ref, gates_TxG):
         gates_TxG[...] = gates_ref[...].T
@@ -52,7 +53,7 @@ def forward(stream_TxNxD, gates_TxG, y_TxD, *, interpret=False):
         out_specs=tokens(n, d),
         out_shape=jax.ShapeDtypeStruct((n, t, d), stream_TxNxD.dtype),
         scratch_shapes=[pltpu.VMEM((block, n * n + n), F32)],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), vmem_limit_bytes=VMEM),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), vmem_limit_bytes=vmem()),
         cost_estimate=_cost(stream_TxNxD, y_TxD, passes=2, products=1),
         interpret=interpret,
     )(stream_NxTxD, gates_TxG.T, y_TxD)
@@ -63,7 +64,7 @@ def backward(stream_TxNxD, gates_TxG, y_TxD, dnew_TxNxD, *, interpret=False):
     """The gradients of the streams, the gates (float32) and y, of that of the new streams."""
     stream_NxTxD, dnew_NxTxD = jnp.moveaxis(stream_TxNxD, 1, 0), jnp.moveaxis(dnew_TxNxD, 1, 0)
     n, t, d = stream_NxTxD.shape
-    block = block_of(t, _MOST_TOKENS, _bytes_a_token(n, d, stream_TxNxD.dtype, passes=3))
+    block = block_of(t, _MOST_TOKENS, _bytes_a_token(n, d, stream_TxNxD.dtype, passes=3), vmem())
 
     def kernel(stream_ref, gates_ref, y_ref, dnew_ref, dstream_ref, dgates_ref, dy_ref, gates_TxG, dgates_TxG):
         gates_TxG[...] = gates_ref[...].T
@@ -101,7 +102,7 @@ def backward(stream_TxNxD, gates_TxG, y_TxD, dnew_TxNxD, *, interpret=False):
             jax.ShapeDtypeStruct((t, d), y_TxD.dtype),
         ],
         scratch_shapes=[pltpu.VMEM((block, n * n + n), F32)] * 2,
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), vmem_limit_bytes=VMEM),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), vmem_limit_bytes=vmem()),
         cost_estimate=_cost(stream_TxNxD, y_TxD, passes=3, products=2),
         interpret=interpret,
     )(stream_NxTxD, gates_TxG.T, y_TxD, dnew_NxTxD)
