@@ -27,12 +27,17 @@ ITERATIONS = "residual.iterations=2"  # of Sinkhorn-Knopp: 20 take most of the t
 
 def facts(row: str, *overrides: str) -> dict:
     """`_facts` in a process of its own."""
+    return json.loads(in_a_process("tests.aot", row, *overrides))
+
+
+def in_a_process(module: str, *argv: str) -> str:
+    """The last line that a module of the tests prints where the TPU compiler is at hand."""
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")} | COMPILER_ENV
-    command = [sys.executable, "-m", "tests.aot", row, *overrides]
+    command = [sys.executable, "-m", module, *argv]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()[-1]
 
 
 def _facts(row: str, overrides: list[str]) -> dict:

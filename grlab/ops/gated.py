@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from grlab.ops import gated_tpu, streams
 from grlab.ops.mesh import on_each_device
 from grlab.ops.streams import EXACT, F32
+from grlab.ops.tpu import where_it_fits
 
 
 def read(
@@ -114,10 +115,8 @@ _write_read.defvjp(_forward, _backward)
 def _one_of(fused, plain, args, more, eps, reach, dtype):
     """The result of `fused` where the program is for a TPU that it fits on, of `plain` elsewhere."""
     settings = {"eps": eps, "reach": reach, "dtype": dtype}
-    plain = functools.partial(plain, **settings)
-    if not gated_tpu.fits(*args, dtype):
-        return plain(*args, *more)
-    return jax.lax.platform_dependent(*args, *more, tpu=functools.partial(fused, **settings), default=plain)
+    fused, plain = (functools.partial(f, **settings) for f in (fused, plain))
+    return where_it_fits(gated_tpu.fits(*args, dtype), fused, plain, *args, *more)
 
 
 def _plain_forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written, eps, reach, dtype):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-F32 = jnp.float32
+from grlab.ops.tpu import F32, by_tokens, dot, vmem, whole
+
 FORWARD_TOKENS, BACKWARD_TOKENS = 128, 64  # of a block
-_VMEM = 60 * 2**20
 
 
 def fits(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, dtype) -> bool:
@@ -21,7 +21,7 @@ def fits(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, dtype) -> bool:
     weights = n * d * (i + r)
     block = BACKWARD_TOKENS * n * d
     needed = weights * (jnp.dtype(dtype).itemsize + 4) + block * (6 * stream_TxNxD.dtype.itemsize + 4)
-    return d % 128 == 0 and needed < _VMEM
+    return d % 128 == 0 and needed < vmem()
 
 
 def forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written, eps, reach, dtype, interpret=False):
@@ -42,7 +42,7 @@ def forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written, eps, reach
                 stream_TxD = new_ref[k] = new_TxD.astype(new_ref.dtype)
             normed_TxD = _normed(stream_TxD, gain_ref[k], eps)[0]
             normed.append(normed_TxD)
-            out_TxI += _dot(normed_TxD, w_in_ref[k], 1, 0, dtype)
+            out_TxI += dot(normed_TxD, w_in_ref[k], 1, 0, dtype)
         z_TxR = _silu(out_TxI[:, :r] / n)
         x_TxD = jnp.zeros((block, d), F32)
         for k in range(n):
@@ -50,12 +50,12 @@ def forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written, eps, reach
         x_ref[...] = (reach / n * x_TxD).astype(dtype)
         out_ref[...] = out_TxI
 
-    tokens = _by_tokens(block)
+    tokens = by_tokens(block)
     *new, x_TxD, out_TxI = pl.pallas_call(
         kernel,
         grid=(pl.cdiv(t, block),),
         in_specs=[
-            *(tokens(n, d), _all((n, d)), _all((n, d, i)), _all((n, r, d))),
+            *(tokens(n, d), whole((n, d)), whole((n, d, i)), whole((n, r, d))),
             *(tokens(None, x.shape[1]) for x in written),
         ],
         out_specs=[*([tokens(n, d)] if written else []), tokens(None, d), tokens(None, i)],
@@ -63,7 +63,7 @@ def forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written, eps, reach
             *([jax.ShapeDtypeStruct(stream_NxTxD.shape, stream_NxTxD.dtype)] if written else []),
             *(jax.ShapeDtypeStruct((t, d), dtype), jax.ShapeDtypeStruct((t, i), F32)),
         ],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=vmem()),
         cost_estimate=_cost(t, n, d, i, r, stream_NxTxD.dtype, passes=1),
         interpret=interpret,
     )(stream_NxTxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written)
@@ -125,16 +125,16 @@ def backward(
             gate_TxD, t_TxD = _half_plus_half_tanh(z_TxR, w_up_ref[k], dtype)
             gates.append(gate_TxD)
             dlogit_TxD = 0.25 * dx_TxD * normed_TxD * (1 - t_TxD * t_TxD)
-            dw_up_ref[k] += _dot(z_TxR, dlogit_TxD, 0, 0, dtype)
-            dz_TxR += _dot(dlogit_TxD, w_up_ref[k], 1, 1, dtype)
+            dw_up_ref[k] += dot(z_TxR, dlogit_TxD, 0, 0, dtype)
+            dz_TxR += dot(dlogit_TxD, w_up_ref[k], 1, 1, dtype)
         sigma_TxR = 0.5 + 0.5 * jnp.tanh(0.5 * a_TxR)
         da_TxR = dz_TxR * sigma_TxR * (1 + a_TxR * (1 - sigma_TxR)) / n
         dout_TxI = jnp.concatenate([da_TxR, *(tokens(ref[...]) for ref in dmore_refs)], axis=1)
         dy_TxD = jnp.zeros((block, d), F32)
         for k in range(n):
             normed_TxD, unit_TxD, scale_Tx1 = _normed(tokens(stream_ref[k]), gain_ref[k], eps)
-            dw_in_ref[k] += _dot(dout_TxI, normed_TxD, 0, 0, dtype)
-            dnormed_TxD = dx_TxD * gates[k] + _dot(dout_TxI, w_in_ref[k], 1, 1, dtype)
+            dw_in_ref[k] += dot(dout_TxI, normed_TxD, 0, 0, dtype)
+            dnormed_TxD = dx_TxD * gates[k] + dot(dout_TxI, w_in_ref[k], 1, 1, dtype)
             dgain_ref[k, :] += jnp.sum(dnormed_TxD * unit_TxD, axis=0)
             along_Tx1 = jnp.mean(dnormed_TxD * normed_TxD, axis=-1, keepdims=True)
             dstream_TxD = scale_Tx1 * (dnormed_TxD * (1 + gain_ref[k]) - along_Tx1 * unit_TxD)
@@ -154,13 +154,13 @@ def backward(
                 pltpu.sync_copy(ref, result)
 
     of_weights = [(n, d), (n, i, d), (n, r, d)]
-    tokens = _by_tokens(block)
+    tokens = by_tokens(block)
     of_written = [tokens(None, n), tokens(None, d)] if written else []
     dstream_NxTxD, dgain_NxD, dw_in_NxIxD, dw_up_NxRxD, *dwritten = pl.pallas_call(
         kernel,
         grid=(blocks,),
         in_specs=[
-            *(tokens(n, d), _all((n, d)), _all((n, d, i)), _all((n, r, d))),
+            *(tokens(n, d), whole((n, d)), whole((n, d, i)), whole((n, r, d))),
             *(tokens(None, r), tokens(None, d), *(tokens(None, m) for _ in more)),
             *([tokens(n, d), *of_written] if written else []),
         ],
@@ -171,7 +171,7 @@ def backward(
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written[1:]),
         ],
         scratch_shapes=[pltpu.VMEM(shape, F32) for shape in of_weights],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=vmem()),
         cost_estimate=_cost(t, n, d, i, r, stream_NxTxD.dtype, passes=3),
         interpret=interpret,
     )(stream_NxTxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, a_TxR, dx_TxD, *more, *written)
@@ -193,31 +193,8 @@ def _silu(x):
 
 def _half_plus_half_tanh(z_TxR, w_up_RxD, dtype):
     """(σ(z W_up), tanh(z W_up / 2))."""
-    t_TxD = jnp.tanh(_dot(0.5 * z_TxR, w_up_RxD, 1, 0, dtype))
+    t_TxD = jnp.tanh(dot(0.5 * z_TxR, w_up_RxD, 1, 0, dtype))
     return 0.5 + 0.5 * t_TxD, t_TxD
-
-
-def _dot(a, b, a_axis, b_axis, dtype):
-    precision = jax.lax.Precision.HIGHEST if dtype == F32 else None
-    return jax.lax.dot_general(
-        a.astype(dtype), b.astype(dtype), (((a_axis,), (b_axis,)), ((), ())), precision, preferred_element_type=F32
-    )
-
-
-def _by_tokens(block):
-    """Block k of an array [T, size], or [n, T, size], is its k-th `block` tokens."""
-
-    def spec(n, size):
-        if n is None:
-            return pl.BlockSpec((block, size), lambda k: (k, 0))
-        return pl.BlockSpec((n, block, size), lambda k: (0, k, 0))
-
-    return spec
-
-
-def _all(shape):
-    """The whole array, brought to the chip once."""
-    return pl.BlockSpec(shape, lambda k: (0,) * len(shape), pipeline_mode=pl.Buffered(1))
 
 
 def _cost(t, n, d, i, r, stream_dtype, passes):

@@ -28,6 +28,12 @@ def current() -> Mesh | None:
     return None if mesh is None or mesh.size == 1 else mesh
 
 
+def device_kind() -> str:
+    """What layers are traced for, such as "TPU v4": the mesh's devices, or this process's where there is no mesh."""
+    mesh = _MESH.get()
+    return (jax.devices()[0] if mesh is None else mesh.devices.flat[0]).device_kind
+
+
 def split_by_batch(tree):
     """The arrays of `tree`, the first axis split as the batch and the others whole.
 

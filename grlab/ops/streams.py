@@ -6,12 +6,16 @@ the stream's or the sublayer's dtype.
 
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grlab.ops import write_tpu
 from grlab.ops.matmul import matmul
+from grlab.ops.mesh import on_each_device
+from grlab.ops.tpu import where_it_fits
 
 F32 = jnp.float32
 EXACT = jax.lax.Precision.HIGHEST  # an accelerator multiplies float32 in fewer bits unless it is told not to
@@ -69,18 +73,73 @@ def mix(h_NxN: jax.Array, stream_BxTxNxD: jax.Array) -> jax.Array:
     return sum(h_NxN[..., :, j, None] * stream_BxTxNxD[..., j, None, :].astype(F32) for j in range(n))
 
 
-@jax.custom_vjp
 def write(stream_BxTxNxD: jax.Array, s_Nx1: jax.Array, y_BxTxD: jax.Array, h_NxN: jax.Array | None = None) -> jax.Array:
     """H R + s ⊗ y (H the identity where it is None), in the stream's dtype.
 
     `s_Nx1` is a gate a stream, or a stream and channel: any shape that broadcasts to [B, T, N, D].
     """
-    kept = stream_BxTxNxD.astype(F32) if h_NxN is None else mix(h_NxN, stream_BxTxNxD)
-    return (kept + s_Nx1 * y_BxTxD.astype(F32)[..., None, :]).astype(stream_BxTxNxD.dtype)
+    if not _has_kernels(stream_BxTxNxD, s_Nx1, h_NxN):
+        return _write(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN)
+    gates = {"s_Nx1": s_Nx1, "h_NxN": h_NxN}
+    of_batch = {name: gate for name, gate in gates.items() if gate.ndim > 2}
+    static = {name: gate for name, gate in gates.items() if gate.ndim == 2}
+
+    def here(stream_BxTxNxD, y_BxTxD, of_batch, static):
+        return _write(stream_BxTxNxD, y_BxTxD=y_BxTxD, **of_batch, **static)
+
+    return on_each_device(here, (stream_BxTxNxD, y_BxTxD, of_batch), (static,))
+
+
+def _has_kernels(stream_BxTxNxD, s_Nx1, h_NxN):
+    """Whether a TPU has kernels for this write. Without H it needs none: XLA makes one pass of it."""
+    *lead, n, d = stream_BxTxNxD.shape
+    return h_NxN is not None and s_Nx1.shape[-1] == 1 and write_tpu.fits(math.prod(lead), n, d, stream_BxTxNxD.dtype)
+
+
+@jax.custom_vjp
+def _write(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN):
+    def fused(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN):
+        new_TxNxD = write_tpu.forward(*_tokens(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN))
+        return new_TxNxD.reshape(stream_BxTxNxD.shape)
+
+    args = (stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN)
+    return where_it_fits(_has_kernels(stream_BxTxNxD, s_Nx1, h_NxN), fused, _plain_write, *args)
 
 
 def _write_backward(kept, dout_BxTxNxD):
     stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN = kept
+
+    def fused(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN, dout_BxTxNxD):
+        n = stream_BxTxNxD.shape[-2]
+        dout_TxNxD = dout_BxTxNxD.reshape(-1, *dout_BxTxNxD.shape[-2:])
+        args = _tokens(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN)
+        dstream_TxNxD, dgates_TxG, dy_TxD = write_tpu.backward(*args, dout_TxNxD)
+        dgates_BxTxG = dgates_TxG.reshape(*y_BxTxD.shape[:-1], -1)
+        dh_BxTxNxN = dgates_BxTxG[..., : n * n].reshape(*y_BxTxD.shape[:-1], n, n)
+        ds, dh = _as(s_Nx1, dgates_BxTxG[..., n * n :, None]), _as(h_NxN, dh_BxTxNxN)
+        return dstream_TxNxD.reshape(stream_BxTxNxD.shape), ds, dy_TxD.reshape(y_BxTxD.shape), dh
+
+    fits = _has_kernels(stream_BxTxNxD, s_Nx1, h_NxN)
+    return where_it_fits(fits, fused, _plain_write_backward, *kept, dout_BxTxNxD)
+
+
+_write.defvjp(lambda *args: (_write(*args), args), _write_backward)
+
+
+def _tokens(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN):
+    """What the kernels take: the streams, the gates (H row by row, then s) and y, of all tokens one after the other."""
+    *lead, n, d = stream_BxTxNxD.shape
+    h_BxTxP = jnp.broadcast_to(h_NxN, (*lead, n, n)).reshape(*lead, n * n)
+    gates_BxTxG = jnp.concatenate([h_BxTxP, jnp.broadcast_to(s_Nx1[..., 0], (*lead, n))], axis=-1).astype(F32)
+    return stream_BxTxNxD.reshape(-1, n, d), gates_BxTxG.reshape(-1, n * n + n), y_BxTxD.reshape(-1, d)
+
+
+def _plain_write(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN):
+    kept = stream_BxTxNxD.astype(F32) if h_NxN is None else mix(h_NxN, stream_BxTxNxD)
+    return (kept + s_Nx1 * y_BxTxD.astype(F32)[..., None, :]).astype(stream_BxTxNxD.dtype)
+
+
+def _plain_write_backward(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN, dout_BxTxNxD):
     dout_BxTxNxD = dout_BxTxNxD.astype(F32)
     dy_BxTxD = sum(s_Nx1[..., i, :] * dout_BxTxNxD[..., i, :] for i in range(s_Nx1.shape[-2]))
     if s_Nx1.shape[-1] == 1:
@@ -94,9 +153,6 @@ def _write_backward(kept, dout_BxTxNxD):
         dh = jnp.einsum("...id,...jd->...ij", dout_BxTxNxD, stream_BxTxNxD.astype(F32), precision=EXACT)
         dh = _as(h_NxN, dh)
     return _as(stream_BxTxNxD, dstream_BxTxNxD), _as(s_Nx1, ds), _as(y_BxTxD, dy_BxTxD), dh
-
-
-write.defvjp(lambda *args: (write(*args), args), _write_backward)
 
 
 def _dots(stream_BxTxNxD: jax.Array, x_BxTxD: jax.Array) -> jax.Array:

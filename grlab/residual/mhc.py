@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from grlab import errors
+from grlab.ops import manifold
 from grlab.ops import streams as ops
-from grlab.ops.sinkhorn import sinkhorn, sinkhorn_v4
 from grlab.params import constant, fold, normal
 from grlab.residual.stream import Frame, Norm, Site, SummedStreams, check_permutations, home, near_identity
 
@@ -40,6 +40,7 @@ class ManifoldSite(Site):
         n, d = switches.streams, frame.width
         self.switches = switches
         self.eps = frame.norm_eps
+        self.v4_eps = V4_EPS if switches.form == "deepseek_v4" else None
         self.norm = Norm(frame, key)
         self.b_pre = constant(home(k, n, 3.0, -3.0), ("streams",))
         self.b_post = constant(jnp.zeros(n), ("streams",))
@@ -53,28 +54,36 @@ class ManifoldSite(Site):
                 setattr(self, f"phi_{name}", phi)
                 setattr(self, f"alpha_{name}", constant(0.01))
 
+    def _projections(self):
+        """(φ [N·D, O], α [O])."""
+        phi = jnp.concatenate([self.phi_pre[...], self.phi_post[...], self.phi_res[...]], axis=1)
+        alphas = jnp.stack([self.alpha_pre[...], self.alpha_post[...], self.alpha_res[...]])
+        sizes = np.array([self.b_pre.size, self.b_post.size, self.b_res.size])
+        return phi, jnp.repeat(alphas, sizes, total_repeat_length=phi.shape[1])
+
+    def _static(self):
+        """b [O]."""
+        return jnp.concatenate([self.b_pre[...], self.b_post[...], self.b_res[...].reshape(-1)])
+
     def maps(self, stream_BxTxNxD):
         """(H_pre [.., N], H_post [.., N], H_res [.., N, N]) in float32."""
-        n, b_res = self.switches.streams, self.b_res[...]
-        logits = jnp.concatenate([self.b_pre[...], self.b_post[...], b_res.reshape(-1)])
+        n, logits = self.switches.streams, self._static()
         if self.switches.dynamic:
-            phi = jnp.concatenate([self.phi_pre[...], self.phi_post[...], self.phi_res[...]], axis=1)
-            alphas = jnp.stack([self.alpha_pre[...], self.alpha_post[...], self.alpha_res[...]])
-            alpha = jnp.repeat(alphas, np.array([n, n, b_res.size]), total_repeat_length=len(logits))
-            logits = logits + alpha * ops.rms_project(ops.flatten(stream_BxTxNxD), phi, self.eps)
-        pre_N, post_N, res = logits[..., :n], logits[..., n : 2 * n], logits[..., 2 * n :]
-        res = res.reshape(*res.shape[:-1], *b_res.shape)
-        iterations = self.switches.iterations
-        h_pre_N, h_post_N = jax.nn.sigmoid(pre_N), 2 * jax.nn.sigmoid(post_N)
+            logits = manifold.logits(stream_BxTxNxD, *self._projections(), logits, self.eps)
         if self.switches.form == "lite":
-            return h_pre_N, h_post_N, ops.permutation_mixture(res, n)
-        if self.switches.form == "deepseek_v4":
-            return h_pre_N + V4_EPS, h_post_N, sinkhorn_v4(res, iterations, V4_EPS)
-        return h_pre_N, h_post_N, sinkhorn(res, iterations)
+            pre_N, post_N, res = logits[..., :n], logits[..., n : 2 * n], logits[..., 2 * n :]
+            return jax.nn.sigmoid(pre_N), 2 * jax.nn.sigmoid(post_N), ops.permutation_mixture(res, n)
+        return manifold.maps(logits, n, self.switches.iterations, self.v4_eps)
 
     def read(self, stream_BxTxNxD):
-        pre_N, post_N, res_NxN = self.maps(stream_BxTxNxD)
-        return self.norm(ops.combine(pre_N, stream_BxTxNxD)), (post_N, res_NxN)
+        if not self.switches.dynamic or self.switches.form == "lite":
+            pre_N, post_N, res_NxN = self.maps(stream_BxTxNxD)
+            return self.norm(ops.combine(pre_N, stream_BxTxNxD)), (post_N, res_NxN)
+        dtype = jnp.dtype(ops.F32 if self.norm.gated else self.norm.dtype)
+        settings = manifold.Settings(self.eps, self.norm.eps, self.switches.iterations, self.v4_eps, dtype)
+        weights = (*self._projections(), self._static(), self.norm.gain[...])
+        x_BxTxD, post_BxTxN, res_BxTxNxN = manifold.read(stream_BxTxNxD, *weights, settings)
+        return self.norm.gate(x_BxTxD).astype(self.norm.dtype), (post_BxTxN, res_BxTxNxN)
 
     def write(self, stream_BxTxNxD, y_BxTxD, gates):
         post_N, res_NxN = gates

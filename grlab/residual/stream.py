@@ -170,10 +170,18 @@ class Norm(nnx.Module):
         u_BxTxD = ops.rms_norm(x_BxTxD, self.gain[...], self.eps)
         if hasattr(self, "bias"):
             u_BxTxD = u_BxTxD + self.bias[...]
-        if hasattr(self, "w_down"):
-            z_BxTxR = jax.nn.silu(ops.project(u_BxTxD, self.w_down[...], self.dtype))
-            u_BxTxD = u_BxTxD * jax.nn.sigmoid(ops.project(z_BxTxR, self.w_up[...], self.dtype))
-        return u_BxTxD
+        return self.gate(u_BxTxD)
+
+    @property
+    def gated(self) -> bool:
+        return hasattr(self, "w_down")
+
+    def gate(self, u_BxTxD: jax.Array) -> jax.Array:
+        """What follows the norm itself: GatedNorm's gate, in float32, or nothing."""
+        if not self.gated:
+            return u_BxTxD
+        z_BxTxR = jax.nn.silu(ops.project(u_BxTxD, self.w_down[...], self.dtype))
+        return u_BxTxD * jax.nn.sigmoid(ops.project(z_BxTxR, self.w_up[...], self.dtype))
 
 
 class SummedStreams(Residual):
