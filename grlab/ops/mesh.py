@@ -43,6 +43,15 @@ def split_by_batch(tree):
     return tree if mesh is None else jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, BY_BATCH))
 
 
+def whole(tree):
+    """The arrays of `tree`, and their gradients, whole on each device.
+
+    Of a small array of parameters that go through many small operations XLA splits each, and sends single numbers.
+    """
+    mesh = current()
+    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
+
+
 def with_whole_rows(w_RxD: jax.Array) -> jax.Array:
     """A table to look rows up in, each row on one device: of split rows XLA would make whole ones by way of all."""
     mesh = current()

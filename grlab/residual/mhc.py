@@ -13,6 +13,7 @@ import numpy as np
 from grlab import errors
 from grlab.ops import manifold
 from grlab.ops import streams as ops
+from grlab.ops.mesh import whole
 from grlab.params import constant, fold, normal
 from grlab.residual.stream import Frame, Norm, Site, SummedStreams, check_permutations, home, near_identity
 
@@ -67,13 +68,14 @@ class ManifoldSite(Site):
 
     def maps(self, stream_BxTxNxD):
         """(H_pre [.., N], H_post [.., N], H_res [.., N, N]) in float32."""
-        n, logits = self.switches.streams, self._static()
+        n, logits = self.switches.streams, whole(self._static())
         if self.switches.dynamic:
             logits = manifold.logits(stream_BxTxNxD, *self._projections(), logits, self.eps)
         if self.switches.form == "lite":
             pre_N, post_N, res = logits[..., :n], logits[..., n : 2 * n], logits[..., 2 * n :]
             return jax.nn.sigmoid(pre_N), 2 * jax.nn.sigmoid(post_N), ops.permutation_mixture(res, n)
-        return manifold.maps(logits, n, self.switches.iterations, self.v4_eps)
+        maps = manifold.maps(logits, n, self.switches.iterations, self.v4_eps)
+        return maps if self.switches.dynamic else whole(maps)
 
     def read(self, stream_BxTxNxD):
         if not self.switches.dynamic or self.switches.form == "lite":
