@@ -76,8 +76,11 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     n.conv = 4  # taps of its convolution
     n.seed = 1234  # of the hashes
     m.scan = True  # run the layers by one scan; false: a Python loop, the same function
-    # none | full | dots: what the backward pass recomputes. On a CPU a layer is sooner computed again than fetched.
+    # none | dots | streams | full: what the backward pass computes again. Nothing; all but the products with weights;
+    # the connections alone, from one stream a block of layers; everything, from one stream a layer. On a CPU a layer is
+    # sooner computed again than fetched.
     m.remat = "full"
+    m.remat_block = 0  # remat=streams: the layers of a block, at most; 0: as many as take the least memory
 
     c.residual = residual(c, "prenorm")
 

@@ -14,17 +14,13 @@ from grlab.layers.ffn import SwiGLU
 from grlab.layers.gated_delta_net import GatedDeltaNet
 from grlab.layers.moe import MoE
 from grlab.layers.sparse_attention import SparseAttention
+from grlab.ops import remat
 from grlab.ops.matmul import matmul
 from grlab.ops.mesh import split_by_batch, with_whole_rows
 from grlab.params import fold, normal
 
 MIXERS = {"attention": Attention, "gdn": GatedDeltaNet, "qsa": SparseAttention}
 FEED_FORWARD = {"ffn": SwiGLU, "moe": MoE}
-REMAT = {
-    "none": None,  # keep every activation
-    "full": jax.checkpoint_policies.nothing_saveable,  # recompute each layer from its input
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keep the products with weights
-}
 
 
 class Context(NamedTuple):
@@ -66,9 +62,9 @@ class Layer(nnx.Module):
                 stream = system.add(stream, lambda streams_BxTxNxD: self.ngram(streams_BxTxNxD, *context))
             x_BxTxD, gates = site.read(stream)
         y_BxTxD, of_mixer = mixer(split_by_batch(x_BxTxD), context.documents_BxT)
-        stream, x_BxTxD, gates = site.write_read(stream, split_by_batch(y_BxTxD), gates, next_site)
+        stream, x_BxTxD, gates = site.write_read(stream, split_by_batch(remat.keep(y_BxTxD)), gates, next_site)
         y_BxTxD, of_feed_forward = feed_forward(split_by_batch(x_BxTxD), context.documents_BxT)
-        return split_by_batch(Unwritten(stream, y_BxTxD, gates)), of_mixer | of_feed_forward
+        return split_by_batch(Unwritten(stream, remat.keep(y_BxTxD), gates)), of_mixer | of_feed_forward
 
     def write(self, unwritten: "Unwritten"):
         """The stream after the layer."""
@@ -112,7 +108,7 @@ class Decoder(nnx.Module):
           UsageError: a field or a combination of fields that cannot be.
         """
         self.pattern, with_ngrams = check(config)
-        self.scan, self.remat = config.scan, config.remat
+        self.scan, self.remat, self.remat_block = config.scan, config.remat, config.remat_block
         self.dtype = jnp.dtype(config.compute_dtype)
         self.separator = separator if config.separate_documents else None
         self.loss_weights = {"balance": config.moe.balance, "index_kl": config.qsa.loss}
@@ -198,24 +194,47 @@ class Decoder(nnx.Module):
         adds = any(hasattr(layer, "ngram") for layer in stack.layers)
         if self.remat == "full" and self.scan and not adds:  # what is added beside the sublayers can not be recalled
             return _scan_packed(step, self.residual, stack.sites(), stream, params, context)
-        if self.remat != "none":
-            # Inside a scan nothing merges the recomputation with the first computation, so the barrier is not needed.
-            step = jax.checkpoint(step, policy=REMAT[self.remat], prevent_cse=not self.scan)
 
+        width = sum(x.size for x in jax.tree.leaves(stream)) / context.tokens_BxT.size  # of all that a stream is
         nothing = None if adds or self.remat == "full" else self.residual.unwritten(stream)
         if nothing is not None:  # what a full recomputation begins with would be wider by an output
             stream = split_by_batch(Unwritten(stream, *nothing))
-        if self.scan:
-            stream, statistics = jax.lax.scan(lambda stream, params: step(stream, params, context), stream, params)
-        else:
-            found = []
-            for i in range(stack.periods):
-                stream, of_period = step(stream, jax.tree.map(lambda p: p[i], params), context)
-                found.append(of_period)
-            statistics = jax.tree.map(lambda *values: jnp.stack(values), *found)
+        last = jax.tree.map(lambda p: p[-1], params)
+
+        def over(stream, stacked, run):
+            return self._over(lambda stream, params: run(stream, params, context), stream, stacked)
+
+        def again(run, times):
+            # Inside a scan nothing merges the recomputation with the first computation, so the barrier is not needed.
+            alone = not self.scan or times == 1
+            return jax.checkpoint(run, policy=remat.POLICIES[self.remat], prevent_cse=alone)
+
+        blocks, run = stack.periods, step
+        if self.remat == "streams":
+            n = width / self.embedding.shape[1]
+            size = remat.periods_of_a_block(stack.periods, len(stack.layers), n, self.remat_block)
+            blocks //= size
+            params = jax.tree.map(lambda p: p.reshape(blocks, size, *p.shape[1:]), params)
+            one = again(step, size)  # so that a block's backward pass has what is inside of one period at a time
+            run = lambda stream, params, context: over(stream, params, one)  # noqa: E731
+        if self.remat != "none":
+            run = again(run, blocks)
+        stream, statistics = over(stream, params, run)
+        if self.remat == "streams":
+            statistics = jax.tree.map(lambda x: x.reshape(stack.periods), statistics)
         if nothing is not None:
-            stream = layers(jax.tree.map(lambda p: p[-1], params))[-1].write(stream)
+            stream = layers(last)[-1].write(stream)
         return stream, statistics
+
+    def _over(self, f, stream, stacked):
+        """The stream through f for each of the `stacked` parameters in turn, and what f gives beside it, stacked."""
+        if self.scan:
+            return jax.lax.scan(f, stream, stacked)
+        found = []
+        for i in range(len(jax.tree.leaves(stacked)[0])):
+            stream, more = f(stream, jax.tree.map(lambda p: p[i], stacked))
+            found.append(more)
+        return stream, jax.tree.map(lambda *values: jnp.stack(values), *found)
 
 
 def _scan_packed(step, system: residual.Residual, sites, stream, stacked, context):
@@ -279,7 +298,8 @@ def check(config) -> tuple[tuple[str, ...], list[int]]:
         errors.positive(f"model.{name}", config[name])
     for group, name in (("moe", "shared"), ("moe", "balance"), ("qsa", "loss")):
         errors.not_negative(f"model.{group}.{name}", config[group][name])
-    errors.one_of("model.remat", config.remat, REMAT)
+    errors.not_negative("model.remat_block", config.remat_block)
+    errors.one_of("model.remat", config.remat, remat.POLICIES)
     errors.one_of("model.compute_dtype", config.compute_dtype, ["float32", "bfloat16"])
     pattern = tuple(mixer.strip() for mixer in config.pattern.split(","))
     for mixer in pattern:

@@ -16,6 +16,7 @@ from grlab import parallel, residual
 from grlab.errors import UsageError
 from grlab.layers.ngram import NGramEmbedding
 from grlab.model import Context, Decoder, Layer, runs, token_nats
+from grlab.ops.remat import periods_of_a_block
 from grlab.params import fold
 from grlab.train.step import make_trainer
 from tests import rows
@@ -66,6 +67,9 @@ def test_scan_equals_a_loop_of_layers(row, more):
     np.testing.assert_allclose(model(tokens_BxT), logits, rtol=2e-5, atol=2e-5)
 
 
+SETTINGS = ("model.scan=false", *(f"model.remat={remat}" for remat in ("dots", "streams", "full")))
+
+
 @pytest.mark.parametrize("row, switches", [(row, ()) for row in rows.OF_EACH_KIND] + PATHS + SMOOTH, ids=str)
 def test_paths_are_one_function(row, switches):
     """Unrolled, or with each remat policy: the same loss and gradients, with streams apart and maps at work."""
@@ -77,7 +81,7 @@ def test_paths_are_one_function(row, switches):
         return model
 
     loss, grads = value_and_grads(model(), tokens_BxT)
-    for setting in ("model.scan=false", "model.remat=full", "model.remat=dots"):
+    for setting in SETTINGS:
         other_loss, other_grads = value_and_grads(model(setting), tokens_BxT)
         np.testing.assert_allclose(other_loss, loss, rtol=1e-6, err_msg=setting)
         for (path, x), (_, y) in zip(nnx.to_flat_state(grads), nnx.to_flat_state(other_grads), strict=True):
@@ -94,6 +98,49 @@ def test_remat_recomputes(row):
         count[remat] = text.count("dot_general"), text.count("logistic")
     assert count["full"][0] > count["dots"][0] >= count["none"][0]
     assert count["dots"][1] > count["none"][1]
+
+
+@pytest.mark.parametrize("row", ["gr", "mhc", "attnres", "prenorm"])
+def test_remat_streams_computes_no_sublayer_again(row):
+    """Sublayers wide enough that one of them shows: with `streams` hardly more operations than with `none`."""
+    wide = ("model.layers=4", "model.width=128", "model.ffn=1024", "model.heads=8", "model.head_dim=64")
+
+    def flops(remat):
+        graphdef, params = nnx.split(rows.decoder(rows.tiny(row, *wide, "model.scan=false", f"model.remat={remat}")))
+        gradient = jax.jit(jax.grad(lambda params: jnp.sum(jnp.square(nnx.merge(graphdef, params)(rows.tokens())))))
+        return gradient.lower(params).compile().cost_analysis()["flops"]
+
+    none, streams, full = (flops(remat) for remat in ("none", "streams", "full"))
+    print(none, streams, full)
+    assert streams < 1.05 * none and full > 1.2 * none
+
+
+def test_remat_streams_keeps_one_stream_a_block():
+    """Of six layers in blocks of two: the three blocks' streams, each layer's y, and no stream a layer."""
+    tokens_BxT = rows.tokens()
+    model = rows.decoder(rows.tiny("gr", "model.remat=streams", "model.remat_block=2", "model.layers=6"))
+    forward, _ = scans_of_gradient(model, tokens_BxT)
+    stream, y = (*tokens_BxT.shape, 4, 16), (*tokens_BxT.shape, 16)
+    shapes = [a.shape for a in forward]
+    assert (3, *stream) in shapes and (3, 2, *y) in shapes
+    assert not {(6, *stream), (3, 2, *stream)} & set(shapes)
+
+
+@pytest.mark.parametrize(
+    "periods, period, n, most, block",
+    [
+        (28, 1, 4, 0, 4),
+        (28, 1, 1, 0, 2),
+        (7, 4, 4, 0, 1),
+        (28, 1, 4, 7, 7),
+        (28, 1, 4, 6, 4),
+        (7, 4, 4, 3, 1),
+        (47, 1, 4, 0, 1),
+    ],
+)
+def test_blocks_are_those_of_the_formula(periods, period, n, most, block):
+    """Of mHC's section 4.3.2 among the divisors: 28 layers of 4 streams: L_r = √(4 · 56/6) = 6.1 sites."""
+    assert periods_of_a_block(periods, period, n, most) == block
 
 
 def scans_of_gradient(model, tokens_BxT):

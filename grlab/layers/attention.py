@@ -10,6 +10,7 @@ from flax import nnx
 from grlab import errors
 from grlab.ops import streams as ops
 from grlab.ops.matmul import matmul
+from grlab.ops.remat import keep
 from grlab.params import constant, normal
 
 
@@ -73,7 +74,7 @@ class Attention(nnx.Module):
         if documents_BxT is not None:
             mask = (documents_BxT[:, :, None] == documents_BxT[:, None, :])[:, None]
         out_BxTxHxC = jax.nn.dot_product_attention(q_BxTxHxC, k_BxTxKxC, v_BxTxKxC, mask=mask, is_causal=True)
-        return self.project(x_BxTxD, out_BxTxHxC), {}
+        return self.project(x_BxTxD, keep(out_BxTxHxC)), {}
 
     def heads(self, x_BxTxD: jax.Array):
         """q [B, T, H, C], k and v [B, T, K, C]: normed, turned and in the compute dtype."""

@@ -15,6 +15,7 @@ from grlab.layers.ffn import SwiGLU
 from grlab.ops import mesh as meshes
 from grlab.ops import streams as ops
 from grlab.ops.grouped import grouped_matmul
+from grlab.ops.remat import keep
 from grlab.params import fold, normal
 
 
@@ -117,10 +118,14 @@ def _experts_here(x_BxTxD, weights_BxTxK, chosen_BxTxK, gate_ExDxF, up_ExDxF, do
     ours_Rx1 = (jnp.arange(len(order_R)) < jnp.sum(sizes_E))[:, None]
     x_RxD = permute(jnp.repeat(x_BxTxD.reshape(-1, d), k, axis=0), order_R, back_R)
     x_RxD = jnp.where(ours_Rx1, x_RxD, 0)  # and so their gradients
-    gate_RxF, up_RxF = (grouped_matmul(x_RxD, w_ExDxF, sizes_E) for w_ExDxF in (gate_ExDxF, up_ExDxF))
-    y_RxD = jnp.where(ours_Rx1, grouped_matmul(jax.nn.silu(gate_RxF) * up_RxF, down_ExFxD, sizes_E), 0)
+    gate_RxF, up_RxF = (keep(grouped_matmul(x_RxD, w_ExDxF, sizes_E)) for w_ExDxF in (gate_ExDxF, up_ExDxF))
+    # The weights before the last product and not after it: its result, K times as wide as the stream, is then nothing
+    # that the backward pass needs.
+    weights_Rx1 = permute(weights_BxTxK.reshape(-1, 1), order_R, back_R)
+    hidden_RxF = (weights_Rx1 * jax.nn.silu(gate_RxF) * up_RxF).astype(x_BxTxD.dtype)
+    y_RxD = jnp.where(ours_Rx1, grouped_matmul(hidden_RxF, down_ExFxD, sizes_E), 0)
     y_BxTxKxD = permute(y_RxD, back_R, order_R).reshape(b, t, k, d)
-    return jnp.sum(weights_BxTxK[..., None] * y_BxTxKxD.astype(ops.F32), axis=2)
+    return jnp.sum(y_BxTxKxD.astype(ops.F32), axis=2)
 
 
 @jax.custom_vjp

@@ -13,6 +13,7 @@ from flax import nnx
 from grlab import errors
 from grlab.layers.attention import Attention, rope, turned
 from grlab.ops import streams as ops
+from grlab.ops.remat import keep
 from grlab.params import constant, fold, normal
 
 PIECE = 256  # queries worked on at a time, so that no array is T by T
@@ -133,7 +134,7 @@ class SparseAttention(Attention):
             out_BxTxHxC, kl_BxT = (
                 jnp.moveaxis(x, 0, 1).reshape(b, pieces * PIECE, *x.shape[3:])[:, :t] for x in joined
             )
-        return self.project(x_BxTxD, out_BxTxHxC.astype(self.dtype)), {"index_kl": jnp.mean(kl_BxT)}
+        return self.project(x_BxTxD, keep(out_BxTxHxC.astype(self.dtype))), {"index_kl": jnp.mean(kl_BxT)}
 
     def _attend(self, q_BxQxHxC, index_BxQxIxE, i_BxQ, k_BxTxKxC, v_BxTxKxC, index_BxSxE, documents_BxT, of_batch):
         """The heads' outputs [B, Q, H, C] of the queries at the tokens `i_BxQ`, and the indexer's loss [B, Q]."""
