@@ -9,14 +9,14 @@ import jax
 from ml_collections import ConfigDict
 
 from grlab import sweep
-from grlab.bench import inputs, sites, steps
+from grlab.bench import inputs, operations, sites, steps
 from grlab.bench.timing import Times
 from grlab.errors import check_directory, one_of, positive
 from grlab.experiment import Experiment
 from grlab.report.render import Block
 from grlab.train.rundir import code_state, cores
 
-PARTS = ("steps", "sites", "inputs")
+PARTS = ("steps", "sites", "operations", "inputs")
 
 
 def run(
@@ -57,6 +57,10 @@ def run(
             title = f"A site, forward and backward: {sites.TOKENS} tokens, width {sites.WIDTH}, {sites.STREAMS} streams"
             blocks.append(_block(title, times, {name: name for name in times.seconds}, sites.compared(times.seconds)))
             record["sites"] = _seconds(times)
+        elif part == "operations":
+            _say(f"compiling operations for {operations.CHIP}")
+            record["operations"] = found = operations.measure()
+            blocks.append(Block(operations.TITLE, operations.HEADER, operations.lines(found)))
         else:
             speed = inputs.measure(configs[experiment.baseline], rounds)
             blocks.append(Block("The input pipeline alone", ["", "tokens/s"], [[f"scale {scale}", f"{speed:,.0f}"]]))

@@ -94,10 +94,9 @@ def _write_read(stream_TxNxD, written, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, re
 
 def _forward(stream_TxNxD, written, gain_NxD, w_in_NxDxI, w_up_NxRxD, eps, reach, dtype):
     args = (stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD)
-    *new, x_TxD, out_TxI = _one_of(gated_tpu.forward, _plain_forward, args, written, eps, reach, dtype)
-    r = w_up_NxRxD.shape[1]
+    *new, x_TxD, a_TxR, more_TxM = _one_of(gated_tpu.forward, _plain_forward, args, written, eps, reach, dtype)
     (kept_TxNxD,) = new or [stream_TxNxD]
-    return (*new, x_TxD, out_TxI[:, r:]), (kept_TxNxD, *args[1:], out_TxI[:, :r], written)
+    return (*new, x_TxD, more_TxM), (kept_TxNxD, *args[1:], a_TxR, written)
 
 
 def _backward(eps, reach, dtype, kept, cotangents):
@@ -120,18 +119,18 @@ def _one_of(fused, plain, args, more, eps, reach, dtype):
 
 
 def _plain_forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written, eps, reach, dtype):
-    """(R', x, the projections [T, I] in float32) where `written` is s and y; the last two of R where it is nothing."""
+    """R' = R + s ⊗ y and, of it, x and the projections [T, R] and [T, M] in float32; without s, y all but R' of R."""
     n, r, _ = w_up_NxRxD.shape
     new = []
     if written:
         s_TxN, y_TxD = written
-        stream_TxNxD = streams.write(stream_TxNxD, s_TxN[..., None], y_TxD)
+        stream_TxNxD = streams.plain_write(stream_TxNxD, s_TxN[..., None], y_TxD)
         new = [stream_TxNxD]
     normed_NxTxD, _, _ = _normed(stream_TxNxD, gain_NxD, eps)
     out_TxI = sum(_dots(normed_NxTxD, w_in_NxDxI, 2, 1, dtype))
     _, t_NxTxD = _gates(out_TxI[:, :r], w_up_NxRxD, dtype)
     x_TxD = reach / n * sum((0.5 + 0.5 * t_NxTxD[i]) * normed_NxTxD[i] for i in range(n))
-    return *new, x_TxD.astype(dtype), out_TxI
+    return *new, x_TxD.astype(dtype), out_TxI[:, :r], out_TxI[:, r:]
 
 
 def _plain_backward(

@@ -25,14 +25,18 @@ def fits(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, dtype) -> bool:
 
 
 def forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written, eps, reach, dtype, interpret=False):
-    """(x [T, D] in `dtype`, the projections [T, I] in float32) of the streams; before them R', with s and y given."""
+    """x [T, D] in `dtype` and the projections [T, R] and [T, M] in float32; before them R', with s and y given."""
     stream_NxTxD = jnp.moveaxis(stream_TxNxD, 1, 0)
     n, t, d = stream_NxTxD.shape
     i, r = w_in_NxDxI.shape[2], w_up_NxRxD.shape[1]
     block = min(FORWARD_TOKENS, t)
+    projections = [r, i - r] if i > r else [r]  # the read before the LM head has no further ones
+
+    def of_stream(k):
+        return slice(k * d, (k + 1) * d)
 
     def kernel(stream_ref, gain_ref, w_in_ref, w_up_ref, *refs):
-        *written_refs, x_ref, out_ref = refs
+        written_refs, (x_ref, a_ref, *more_refs) = refs[: -1 - len(projections)], refs[-1 - len(projections) :]
         normed, out_TxI = [], jnp.zeros((block, i), F32)
         for k in range(n):
             stream_TxD = stream_ref[k]
@@ -46,28 +50,32 @@ def forward(stream_TxNxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written, eps, reach
         z_TxR = _silu(out_TxI[:, :r] / n)
         x_TxD = jnp.zeros((block, d), F32)
         for k in range(n):
-            x_TxD += _half_plus_half_tanh(z_TxR, w_up_ref[k], dtype)[0] * normed[k]
+            x_TxD += _half_plus_half_tanh(z_TxR, w_up_ref[:, of_stream(k)], dtype)[0] * normed[k]
         x_ref[...] = (reach / n * x_TxD).astype(dtype)
-        out_ref[...] = out_TxI
+        a_ref[...] = out_TxI[:, :r]
+        for more_ref in more_refs:
+            more_ref[...] = out_TxI[:, r:]
 
     tokens = by_tokens(block)
-    *new, x_TxD, out_TxI = pl.pallas_call(
+    found = pl.pallas_call(
         kernel,
         grid=(pl.cdiv(t, block),),
         in_specs=[
-            *(tokens(n, d), whole((n, d)), whole((n, d, i)), whole((n, r, d))),
+            *(tokens(n, d), whole((n, d)), whole((n, d, i)), whole((r, n * d))),
             *(tokens(None, x.shape[1]) for x in written),
         ],
-        out_specs=[*([tokens(n, d)] if written else []), tokens(None, d), tokens(None, i)],
+        out_specs=[*([tokens(n, d)] if written else []), tokens(None, d), *(tokens(None, p) for p in projections)],
         out_shape=[
             *([jax.ShapeDtypeStruct(stream_NxTxD.shape, stream_NxTxD.dtype)] if written else []),
-            *(jax.ShapeDtypeStruct((t, d), dtype), jax.ShapeDtypeStruct((t, i), F32)),
+            jax.ShapeDtypeStruct((t, d), dtype),
+            *(jax.ShapeDtypeStruct((t, p), F32) for p in projections),
         ],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=vmem()),
         cost_estimate=_cost(t, n, d, i, r, stream_NxTxD.dtype, passes=1),
         interpret=interpret,
-    )(stream_NxTxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, *written)
-    return *(jnp.moveaxis(new_NxTxD, 0, 1) for new_NxTxD in new), x_TxD, out_TxI
+    )(stream_NxTxD, gain_NxD, w_in_NxDxI, _by_rank(w_up_NxRxD), *written)
+    new, found = ([jnp.moveaxis(found[0], 0, 1)], found[1:]) if written else ([], found)
+    return *new, *found, *([jnp.zeros((t, 0), F32)] if i == r else [])
 
 
 def backward(
@@ -94,10 +102,13 @@ def backward(
     i, r, m = w_in_NxDxI.shape[2], a_TxR.shape[1], dmore_TxM.shape[1]
     block = min(BACKWARD_TOKENS, t)
     blocks = pl.cdiv(t, block)
-    more = [dmore_TxM] if m else []  # the read before the LM head has no further projections
+    more = [dmore_TxM] if m else []
     if written:
         dnew_TxNxD, s_TxN, y_TxD = written
         written = (jnp.moveaxis(dnew_TxNxD, 1, 0), s_TxN, y_TxD)
+
+    def of_stream(k):
+        return slice(k * d, (k + 1) * d)
 
     def kernel(stream_ref, gain_ref, w_in_ref, w_up_ref, a_ref, dx_ref, *refs):
         refs = list(refs)
@@ -122,11 +133,11 @@ def backward(
         z_TxR, dz_TxR, gates = _silu(a_TxR), jnp.zeros((block, r), F32), []
         for k in range(n):
             normed_TxD = _normed(tokens(stream_ref[k]), gain_ref[k], eps)[0]
-            gate_TxD, t_TxD = _half_plus_half_tanh(z_TxR, w_up_ref[k], dtype)
+            gate_TxD, t_TxD = _half_plus_half_tanh(z_TxR, w_up_ref[:, of_stream(k)], dtype)
             gates.append(gate_TxD)
             dlogit_TxD = 0.25 * dx_TxD * normed_TxD * (1 - t_TxD * t_TxD)
-            dw_up_ref[k] += dot(z_TxR, dlogit_TxD, 0, 0, dtype)
-            dz_TxR += dot(dlogit_TxD, w_up_ref[k], 1, 1, dtype)
+            dw_up_ref[:, of_stream(k)] += dot(z_TxR, dlogit_TxD, 0, 0, dtype)
+            dz_TxR += dot(dlogit_TxD, w_up_ref[:, of_stream(k)], 1, 1, dtype)
         sigma_TxR = 0.5 + 0.5 * jnp.tanh(0.5 * a_TxR)
         da_TxR = dz_TxR * sigma_TxR * (1 + a_TxR * (1 - sigma_TxR)) / n
         dout_TxI = jnp.concatenate([da_TxR, *(tokens(ref[...]) for ref in dmore_refs)], axis=1)
@@ -153,14 +164,14 @@ def backward(
             for ref, result in zip((dgain_ref, dw_in_ref, dw_up_ref), results, strict=True):
                 pltpu.sync_copy(ref, result)
 
-    of_weights = [(n, d), (n, i, d), (n, r, d)]
+    of_weights = [(n, d), (n, i, d), (r, n * d)]
     tokens = by_tokens(block)
     of_written = [tokens(None, n), tokens(None, d)] if written else []
-    dstream_NxTxD, dgain_NxD, dw_in_NxIxD, dw_up_NxRxD, *dwritten = pl.pallas_call(
+    dstream_NxTxD, dgain_NxD, dw_in_NxIxD, dw_up_RxND, *dwritten = pl.pallas_call(
         kernel,
         grid=(blocks,),
         in_specs=[
-            *(tokens(n, d), whole((n, d)), whole((n, d, i)), whole((n, r, d))),
+            *(tokens(n, d), whole((n, d)), whole((n, d, i)), whole((r, n * d))),
             *(tokens(None, r), tokens(None, d), *(tokens(None, m) for _ in more)),
             *([tokens(n, d), *of_written] if written else []),
         ],
@@ -174,9 +185,16 @@ def backward(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=vmem()),
         cost_estimate=_cost(t, n, d, i, r, stream_NxTxD.dtype, passes=3),
         interpret=interpret,
-    )(stream_NxTxD, gain_NxD, w_in_NxDxI, w_up_NxRxD, a_TxR, dx_TxD, *more, *written)
+    )(stream_NxTxD, gain_NxD, w_in_NxDxI, _by_rank(w_up_NxRxD), a_TxR, dx_TxD, *more, *written)
     dstream_TxNxD = jnp.moveaxis(dstream_NxTxD, 0, 1)
+    dw_up_NxRxD = jnp.moveaxis(dw_up_RxND.reshape(r, n, d), 1, 0)
     return dstream_TxNxD, dgain_NxD, jnp.swapaxes(dw_in_NxIxD, 1, 2), dw_up_NxRxD, *dwritten
+
+
+def _by_rank(w_up_NxRxD):
+    """[R, N·D], as the parameter is: XLA takes two transpositions for none."""
+    n, r, d = w_up_NxRxD.shape
+    return jnp.moveaxis(w_up_NxRxD, 0, 1).reshape(r, n * d)
 
 
 def _normed(stream_TxD, gain_D, eps):

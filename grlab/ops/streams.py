@@ -80,20 +80,20 @@ def write(stream_BxTxNxD: jax.Array, s_Nx1: jax.Array, y_BxTxD: jax.Array, h_NxN
     """
     if not _has_kernels(stream_BxTxNxD, s_Nx1, h_NxN):
         return _write(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN)
-    gates = {"s_Nx1": s_Nx1, "h_NxN": h_NxN}
+    gates = {"s_Nx1": s_Nx1} | ({} if h_NxN is None else {"h_NxN": h_NxN})
     of_batch = {name: gate for name, gate in gates.items() if gate.ndim > 2}
     static = {name: gate for name, gate in gates.items() if gate.ndim == 2}
 
     def here(stream_BxTxNxD, y_BxTxD, of_batch, static):
-        return _write(stream_BxTxNxD, y_BxTxD=y_BxTxD, **of_batch, **static)
+        return _write(stream_BxTxNxD, y_BxTxD=y_BxTxD, **({"h_NxN": None} | of_batch | static))
 
     return on_each_device(here, (stream_BxTxNxD, y_BxTxD, of_batch), (static,))
 
 
 def _has_kernels(stream_BxTxNxD, s_Nx1, h_NxN):
-    """Whether a TPU has kernels for this write. Without H it needs none: XLA makes one pass of it."""
+    """Whether a TPU has kernels for this write."""
     *lead, n, d = stream_BxTxNxD.shape
-    return h_NxN is not None and s_Nx1.shape[-1] == 1 and write_tpu.fits(math.prod(lead), n, d, stream_BxTxNxD.dtype)
+    return s_Nx1.shape[-1] == 1 and write_tpu.fits(math.prod(lead), n, d, stream_BxTxNxD.dtype)
 
 
 @jax.custom_vjp
@@ -103,7 +103,7 @@ def _write(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN):
         return new_TxNxD.reshape(stream_BxTxNxD.shape)
 
     args = (stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN)
-    return where_it_fits(_has_kernels(stream_BxTxNxD, s_Nx1, h_NxN), fused, _plain_write, *args)
+    return where_it_fits(_has_kernels(stream_BxTxNxD, s_Nx1, h_NxN), fused, plain_write, *args)
 
 
 def _write_backward(kept, dout_BxTxNxD):
@@ -115,8 +115,9 @@ def _write_backward(kept, dout_BxTxNxD):
         args = _tokens(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN)
         dstream_TxNxD, dgates_TxG, dy_TxD = write_tpu.backward(*args, dout_TxNxD)
         dgates_BxTxG = dgates_TxG.reshape(*y_BxTxD.shape[:-1], -1)
-        dh_BxTxNxN = dgates_BxTxG[..., : n * n].reshape(*y_BxTxD.shape[:-1], n, n)
-        ds, dh = _as(s_Nx1, dgates_BxTxG[..., n * n :, None]), _as(h_NxN, dh_BxTxNxN)
+        ds, dh = _as(s_Nx1, dgates_BxTxG[..., -n:, None]), None
+        if h_NxN is not None:
+            dh = _as(h_NxN, dgates_BxTxG[..., :-n].reshape(*y_BxTxD.shape[:-1], n, n))
         return dstream_TxNxD.reshape(stream_BxTxNxD.shape), ds, dy_TxD.reshape(y_BxTxD.shape), dh
 
     fits = _has_kernels(stream_BxTxNxD, s_Nx1, h_NxN)
@@ -129,12 +130,13 @@ _write.defvjp(lambda *args: (_write(*args), args), _write_backward)
 def _tokens(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN):
     """What the kernels take: the streams, the gates (H row by row, then s) and y, of all tokens one after the other."""
     *lead, n, d = stream_BxTxNxD.shape
-    h_BxTxP = jnp.broadcast_to(h_NxN, (*lead, n, n)).reshape(*lead, n * n)
-    gates_BxTxG = jnp.concatenate([h_BxTxP, jnp.broadcast_to(s_Nx1[..., 0], (*lead, n))], axis=-1).astype(F32)
-    return stream_BxTxNxD.reshape(-1, n, d), gates_BxTxG.reshape(-1, n * n + n), y_BxTxD.reshape(-1, d)
+    gates = [] if h_NxN is None else [jnp.broadcast_to(h_NxN, (*lead, n, n)).reshape(-1, n * n)]
+    gates.append(jnp.broadcast_to(s_Nx1[..., 0], (*lead, n)).reshape(-1, n))
+    return stream_BxTxNxD.reshape(-1, n, d), jnp.concatenate(gates, axis=-1).astype(F32), y_BxTxD.reshape(-1, d)
 
 
-def _plain_write(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN):
+def plain_write(stream_BxTxNxD, s_Nx1, y_BxTxD, h_NxN=None):
+    """`write` without kernels, for what has a derivative of its own."""
     kept = stream_BxTxNxD.astype(F32) if h_NxN is None else mix(h_NxN, stream_BxTxNxD)
     return (kept + s_Nx1 * y_BxTxD.astype(F32)[..., None, :]).astype(stream_BxTxNxD.dtype)
 

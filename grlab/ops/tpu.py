@@ -1,5 +1,8 @@
 """What the kernels for TPUs (Pallas, Mosaic) share. Dimensions: T all tokens, N streams, D width."""
 
+import contextlib
+import contextvars
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -16,9 +19,24 @@ def vmem() -> int:
     return 15 * 2**20 if device_kind() in ("TPU v2", "TPU v3", "TPU v4") else VMEM
 
 
+_KERNELS: contextvars.ContextVar[bool] = contextvars.ContextVar("kernels", default=True)
+
+
+@contextlib.contextmanager
+def without_kernels():
+    """Within it, what is traced is plain JAX wherever it will run: what kernels are measured against."""
+    token = _KERNELS.set(False)
+    try:
+        yield
+    finally:
+        _KERNELS.reset(token)
+
+
 def where_it_fits(fits: bool, fused, plain, *args):
     """fused(*args) where the kernels fit and the program is for a TPU, plain(*args) elsewhere."""
-    return jax.lax.platform_dependent(*args, tpu=fused, default=plain) if fits else plain(*args)
+    if not fits or not _KERNELS.get():
+        return plain(*args)
+    return jax.lax.platform_dependent(*args, tpu=fused, default=plain)
 
 
 def by_tokens(block: int, step=lambda k: k):

@@ -8,6 +8,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from grlab.model import Decoder, check
+from grlab.ops import tpu
 
 _ELEMENTWISE = frozenset(
     "add sub mul div rem max min neg abs sign square sqrt rsqrt pow integer_pow exp exp2 log log1p tanh logistic erf "
@@ -26,7 +27,8 @@ def per_token(config: ConfigDict, vocab: int) -> float:
     model = config.model
     graphdef, params = nnx.split(nnx.eval_shape(lambda: Decoder(model, config.residual, vocab, jax.random.key(0))))
     tokens_BxT = jax.ShapeDtypeStruct((1, config.seq_len), jnp.int32)
-    forward = of_jaxpr(jax.make_jaxpr(lambda p, t: nnx.merge(graphdef, p)(t))(params, tokens_BxT).jaxpr)
+    with tpu.without_kernels():  # of which a program says what one block does
+        forward = of_jaxpr(jax.make_jaxpr(lambda p, t: nnx.merge(graphdef, p)(t))(params, tokens_BxT).jaxpr)
     # q kᵀ and weights · v: 2 · 2 operations for each head, channel and pair of positions, half of them masked.
     pattern, _ = check(model)
     attentions = model.layers * sum(mixer != "gdn" for mixer in pattern) / len(pattern)

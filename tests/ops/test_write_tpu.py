@@ -14,20 +14,22 @@ SHAPES = [(600, 4, 128), (1, 2, 40), (70, 3, 136), (192, 8, 24), (513, 1, 640)] 
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-6), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("mixes", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_kernels_are_the_plain_path(shape, dtype, tolerance):
+def test_the_kernels_are_the_plain_path(shape, mixes, dtype, tolerance):
     t, n, d = shape
 
     def normal(seed, *sizes):
         return jax.random.normal(jax.random.key(seed), sizes)
 
     stream_TxNxD, y_TxD, dnew_TxNxD = (normal(i, t, *s).astype(dtype) for i, s in enumerate([(n, d), (d,), (n, d)]))
-    s_TxNx1, h_TxNxN = normal(3, t, n, 1), normal(4, t, n, n)
-    args = streams._tokens(stream_TxNxD, s_TxNx1, y_TxD, h_TxNxN)
+    gates = normal(3, t, n, 1), normal(4, t, n, n) if mixes else None
+    args = streams._tokens(stream_TxNxD, gates[0], y_TxD, gates[1])
     found = write_tpu.forward(*args, interpret=True), *write_tpu.backward(*args, dnew_TxNxD, interpret=True)
-    dstream_TxNxD, ds, dy_TxD, dh = streams._plain_write_backward(stream_TxNxD, s_TxNx1, y_TxD, h_TxNxN, dnew_TxNxD)
-    dgates_TxG = jnp.concatenate([dh.reshape(t, n * n), ds[..., 0]], axis=1)
-    wanted = streams._plain_write(stream_TxNxD, s_TxNx1, y_TxD, h_TxNxN), dstream_TxNxD, dgates_TxG, dy_TxD
+    plain = stream_TxNxD, gates[0], y_TxD, gates[1]
+    dstream_TxNxD, ds, dy_TxD, dh = streams._plain_write_backward(*plain, dnew_TxNxD)
+    dgates_TxG = jnp.concatenate([*([dh.reshape(t, n * n)] if mixes else []), ds[..., 0]], axis=1)
+    wanted = streams.plain_write(*plain), dstream_TxNxD, dgates_TxG, dy_TxD
     for a, b in zip(found, wanted, strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
