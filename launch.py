@@ -59,7 +59,7 @@ def sweep(args, rest: list[str]) -> int:
         return sweep.run_sweep(
             experiment.load(args.experiment),
             args.scale,
-            sweep.parse_seeds(args.seeds),
+            configs.parse_seeds("--seeds", args.seeds),
             args.runs,
             functools.partial(launcher, width=args.jobs),
             dry_run=args.dry_run,

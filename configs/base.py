@@ -26,6 +26,7 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     c.row = "prenorm"  # the config file's name: names the run in wandb and in the tables
     c.scale = scale
     c.seed = 0  # of the initial values and the order of the data; what is evaluated is the same for every seed
+    c.seeds = ""  # train only: several seeds in one program, how many (3) or which (0,1,5); empty: the one of `seed`
     c.steps = 2000  # optimizer updates
     c.batch_size = 16  # sequences an update, over all devices and accumulation steps
     c.seq_len = 128  # tokens a sequence
@@ -129,8 +130,8 @@ def get_config(scale: str = "cpu") -> ml_collections.ConfigDict:
     w.project = "grlab"
     w.group = ""  # the experiment, set by the sweep
 
-    # Devices along each axis of the mesh; -1: all that are left.
-    c.mesh = ml_collections.ConfigDict({"data": -1, "fsdp": 1, "tensor": 1, "expert": 1})
+    # Devices along each axis of the mesh; -1: all that are left. Along `seeds` lie the seeds of config.seeds.
+    c.mesh = ml_collections.ConfigDict({"data": -1, "fsdp": 1, "tensor": 1, "expert": 1, "seeds": 1})
     # Which mesh axis a logical axis of a parameter is split over; "" means kept whole. The stream axis never is.
     whole = {"rank": "", "streams": "", "channel": ""}
     c.rules = ml_collections.ConfigDict(

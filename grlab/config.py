@@ -13,8 +13,8 @@ from grlab import errors
 
 ROOT = Path(__file__).resolve().parent.parent
 # What does not change what a run comes to: two configs that differ in these fields alone are of the same run, and a run
-# may go on with others, such as the mesh of another number of devices.
-UNCOMPARED = ("wandb", "log", "checkpoint", "mesh", "rules")
+# may go on with others, such as the mesh of another number of devices, or beside other seeds.
+UNCOMPARED = ("wandb", "log", "checkpoint", "mesh", "rules", "seeds")
 _POSITIVE = (
     *("steps", "batch_size", "seq_len", "log.every"),
     *("optim.lr", "optim.lr_factor", "optim.clip", "optim.accumulate", "optim.eps"),
@@ -70,6 +70,11 @@ def _saved(path: str) -> ConfigDict:
 
 
 def _override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
+    given = dict(override.partition("=")[::2] for override in overrides)
+    if "seed" in given and given.get("seeds"):
+        raise errors.UsageError(
+            "config.seed", given["seed"], f"config.seeds={given['seeds']} is given, too: leave one out"
+        )
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals:
@@ -150,6 +155,24 @@ def check(config: ConfigDict) -> None:
     for axis, size in config.mesh.items():
         if size < 1 and size != -1:
             raise errors.UsageError(f"config.mesh.{axis}", size, "must be above 0, or -1 for the devices left")
+    if config.seeds:
+        parse_seeds("config.seeds", config.seeds)
+    elif config.mesh.seeds != 1:
+        raise errors.UsageError("config.mesh.seeds", config.mesh.seeds, "is of several seeds: give --config.seeds, too")
+
+
+def parse_seeds(field: str, text: str) -> tuple[int, ...]:
+    """'3' -> (0, 1, 2), a count; '0,1,5' -> (0, 1, 5), a list; '1000,' -> (1000,), a list of one.
+
+    Raises a UsageError of `field` for anything else.
+    """
+    try:
+        seeds = tuple(int(s) for s in text.split(",") if s.strip()) if "," in text else tuple(range(int(text)))
+    except ValueError:
+        seeds = ()
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise errors.UsageError(field, text, "give a count (3) or a list of different seeds (0,1,5; one seed: 7,)")
+    return seeds
 
 
 def _get(config: ConfigDict, name: str):

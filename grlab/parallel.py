@@ -11,7 +11,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from grlab import errors
-from grlab.ops.mesh import BATCH_AXES, BY_BATCH
+from grlab.ops.mesh import BATCH_AXES, BY_BATCH, SEEDS_AXIS
 
 
 def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -31,9 +31,11 @@ def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
         raise errors.UsageError("config.mesh", shape, f"must multiply to the {count} devices there are")
     if free:
         sizes[free[0]] = count // taken
+    axes = sorted(sizes, key=lambda axis: axis != SEEDS_AXIS)  # outermost: seeds have nothing to send each other
     # An axis may take a part of a row of chips: else 16 × 16 of the 8 × 8 × 4 chips of a pod would be refused.
-    grid = mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
-    return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    shape = tuple(sizes[axis] for axis in axes)
+    grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(grid, axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
 def check_batch(batch_size: int, accumulate: int, mesh: Mesh, field: str = "config.batch_size") -> None:
@@ -45,6 +47,14 @@ def check_batch(batch_size: int, accumulate: int, mesh: Mesh, field: str = "conf
             parts = math.gcd(accumulate, batch_size // ways) if batch_size % ways == 0 else 1
             remedy = f"in {accumulate} parts each {remedy}: try --config.optim.accumulate={parts}"
         raise errors.UsageError(field, batch_size, remedy)
+
+
+def check_seeds(seeds: Sequence[int], mesh: Mesh) -> None:
+    """Raises UsageError unless each group of devices along the axis of the seeds has as many of them."""
+    groups = mesh.shape[SEEDS_AXIS]
+    if len(seeds) % groups:
+        remedy = f"must divide the number of seeds to train, {len(seeds)} ({', '.join(map(str, seeds))})"
+        raise errors.UsageError(f"config.mesh.{SEEDS_AXIS}", groups, remedy + ": 1 always does")
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -83,6 +93,11 @@ def shardings(tree, mesh: Mesh, rules):
     return jax.tree.map(of, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 
 
+def of_seeds(shardings):
+    """The shardings of arrays that are stacked along a first axis, that of the seeds."""
+    return jax.tree.map(lambda s: NamedSharding(s.mesh, PartitionSpec(SEEDS_AXIS, *s.spec)), shardings)
+
+
 class Share(NamedTuple):
     """The rows that one process reads of a batch of `size`, in order."""
 
@@ -111,3 +126,9 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, share: Share | None = No
         return jax.make_array_from_callback((size, *x.shape[1:]), sharding, held)
 
     return jax.tree.map(put, batch)
+
+
+def put_batches(batches: Sequence[dict[str, np.ndarray]], mesh: Mesh) -> dict[str, jax.Array]:
+    """The batches of all seeds, stacked along a first axis; for a run of one process, which has all of each."""
+    sharding = of_seeds(NamedSharding(mesh, BY_BATCH))
+    return jax.tree.map(lambda *xs: jax.device_put(np.stack(xs), sharding), *batches)

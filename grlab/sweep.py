@@ -35,17 +35,6 @@ class State(NamedTuple):
     detail: str = ""
 
 
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """'3' -> (0, 1, 2), a count; '0,1,5' -> (0, 1, 5), a list; '1000,' -> (1000,), a list of one."""
-    try:
-        seeds = tuple(int(s) for s in text.split(",") if s.strip()) if "," in text else tuple(range(int(text)))
-    except ValueError:
-        seeds = ()
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise UsageError("seeds", text, "give a count (3) or a list of different seeds (0,1,5; one seed: 7,)")
-    return seeds
-
-
 def plan(
     experiment: Experiment, scale: str, seeds: Sequence[int], runs_dir: str | Path, extra_overrides: Sequence[str] = ()
 ) -> list[Run]:
@@ -54,7 +43,13 @@ def plan(
     `extra_overrides` ("steps=500") are given to every row. Raises UsageError for a field that does not exist, for an
     override of what the experiment itself sets, and for a row that differs from the baseline in more than it declares.
     """
-    own = {"seed": "--seeds", "wandb.group": "the experiment", "row": "the experiment", "residual.kind": "the row"}
+    own = {
+        "seed": "--seeds",
+        "seeds": "--seeds",
+        "wandb.group": "the experiment",
+        "row": "the experiment",
+        "residual.kind": "the row",
+    }
     own |= {field: f"row {row.name}" for row in experiment.rows for field in row.overrides}
     for override in extra_overrides:
         field = override.partition("=")[0]

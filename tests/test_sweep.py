@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from grlab import launchers, sweep
-from grlab.config import ROOT, differences
+from grlab.config import ROOT, differences, parse_seeds
 from grlab.errors import RunFailed, UsageError
 from grlab.experiment import Experiment, Row, load, rate_grid
 from grlab.launchers import local, slurm
@@ -98,13 +98,13 @@ def test_errors_of_experiments(tmp_path):
 
 @pytest.mark.parametrize(("text", "seeds"), [("3", (0, 1, 2)), ("0,1,5", (0, 1, 5)), ("1000,", (1000,))])
 def test_seeds(text, seeds):
-    assert sweep.parse_seeds(text) == seeds
+    assert parse_seeds("--seeds", text) == seeds
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "a", "1,1", "1,-2", ",", "1.5"])
 def test_wrong_seeds(text):
-    with pytest.raises(UsageError, match="seeds="):
-        sweep.parse_seeds(text)
+    with pytest.raises(UsageError, match="^--seeds="):
+        parse_seeds("--seeds", text)
 
 
 def test_a_plan_goes_seed_by_seed_and_its_command_resolves_to_its_config(tmp_path):

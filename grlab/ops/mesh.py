@@ -6,6 +6,7 @@ import contextvars
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+SEEDS_AXIS = "seeds"  # what is traced under a vmap over seeds knows nothing of it
 BATCH_AXES = ("data", "fsdp")  # a batch is split over both; parameters over fsdp alone
 BY_BATCH = PartitionSpec(BATCH_AXES)
 

@@ -1,6 +1,6 @@
 """The training step and the evaluation function: pure functions of arrays, compiled once for a mesh."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from grlab import parallel
 from grlab.model import Decoder, token_nats
-from grlab.ops.mesh import traced_for
+from grlab.ops.mesh import SEEDS_AXIS, traced_for
 from grlab.params import fold
 from grlab.train import optimizer
 
@@ -29,26 +29,36 @@ class State(NamedTuple):
 
 
 class Trainer(NamedTuple):
-    """What a run needs of the model: its shapes, and functions compiled for the mesh."""
+    """What a run needs of the model: its shapes, and functions compiled for the mesh.
+
+    Of one seed, or of several that are trained together: all that `init` and `step` take and return then has the seeds
+    along a first axis.
+    """
 
     abstract: State  # shapes, dtypes and shardings
     init: Callable[[], State]
     step: jax.stages.Wrapped  # (State, batch) -> (State, metrics); the State is donated
-    nats: jax.stages.Wrapped  # (params, tokens_BxT, targets_BxT) -> nats_BxT
+    nats: jax.stages.Wrapped  # (params, tokens_BxT, targets_BxT) -> nats_BxT, with the parameters of one seed
     greedy: jax.stages.Wrapped  # (params, tokens_BxT, targets_BxT) -> hit_BxT: the target has the largest logit
+    of_one: State  # shapes, dtypes and shardings of one seed's part
+    take: Callable[[State, int], State]  # the part of the i-th seed
+    join: Callable[[Sequence[State]], State]  # the whole of the parts
 
 
-def make_trainer(config, vocab: int, mesh: Mesh, separator: int = 0) -> Trainer:
+def make_trainer(config, vocab: int, mesh: Mesh, separator: int = 0, together: Sequence[int] | None = None) -> Trainer:
     """Builds everything from the resolved config; nothing is computed yet.
 
-    `separator` is the token between two documents. Raises UsageError for a model that cannot be.
+    `separator` is the token between two documents; `together` the seeds to train in one program, in place of
+    config.seed alone. Raises UsageError for a model that cannot be.
     """
-    key = fold(jax.random.key(config.seed), "params")
+
+    def key_of(seed: int):
+        return fold(jax.random.key(seed), "params")
 
     def build(key):
         return Decoder(config.model, config.residual, vocab, key, separator)
 
-    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: build(key)))
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: build(key_of(config.seed))))
     tx = optimizer.make(config.optim, config.steps, shapes)
     rate = optimizer.schedule(config.optim, config.steps)
 
@@ -110,18 +120,29 @@ def make_trainer(config, vocab: int, mesh: Mesh, separator: int = 0) -> Trainer:
     def greedy(params, tokens_BxT, targets_BxT):
         return jnp.argmax(logits(params, tokens_BxT), axis=-1) == targets_BxT
 
-    jit_init = jax.jit(init, out_shardings=shardings)
-    abstract = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        jax.eval_shape(init, key),
-        shardings,
-    )
+    def abstract(init, key, shardings):
+        shapes = jax.eval_shape(init, key)
+        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+
+    of_one = abstract(init, key_of(config.seed), shardings)
+    if together is None:
+        key, of_all = key_of(config.seed), shardings
+        take, join = (lambda state, i: state), (lambda states: states[0])
+    else:
+        key, of_all = jnp.stack([key_of(seed) for seed in together]), parallel.of_seeds(shardings)
+        init, step = (jax.vmap(f, spmd_axis_name=SEEDS_AXIS) for f in (init, step))
+        take = jax.jit(lambda state, i: jax.tree.map(lambda x: x[i], state), out_shardings=shardings)
+        join = jax.jit(lambda states: jax.tree.map(lambda *xs: jnp.stack(xs), *states), out_shardings=of_all)
+    jit_init = jax.jit(init, out_shardings=of_all)
     return Trainer(
-        abstract=abstract,
+        abstract=abstract(init, key, of_all),
         init=lambda: jit_init(key),
-        step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, whole)),
+        step=jax.jit(step, donate_argnums=0, out_shardings=(of_all, whole)),
         nats=jax.jit(nats, out_shardings=whole),
         greedy=jax.jit(greedy, out_shardings=whole),
+        of_one=of_one,
+        take=take,
+        join=join,
     )
 
 
