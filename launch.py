@@ -38,7 +38,7 @@ def train(args, rest: list[str]) -> int:
 
     distributed.start(args.coordinator, args.processes, args.process_id, args.wait)
     try:
-        loop.train(config, args.workdir)
+        (loop.train_together if config.seeds else loop.train)(config, args.workdir)
     except signals.Stopped as e:
         print(e, file=sys.stderr)
         return 128 + e.signum

@@ -27,9 +27,19 @@ class Checkpoints:
         """The step of the newest checkpoint, one that is being written included."""
         return self._manager.latest_step()
 
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints."""
+        return list(self._manager.all_steps())
+
+    def forget_after(self, step: int) -> None:
+        """Deletes the checkpoints after `step`, which will be made again."""
+        for later in self.steps():
+            if later > step:
+                self._manager.delete(later)
+
     def last_to(self, step: int) -> int | None:
         """The newest checkpoint of `step` or before it, one that is being written included."""
-        return max((s for s in self._manager.all_steps() if s <= step), default=None)
+        return max((s for s in self.steps() if s <= step), default=None)
 
     def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict]:
         """The state (with the shardings of `abstract_state`) and the data position that were saved at `step`.

@@ -89,6 +89,7 @@ class Wandb:
             mode=mode,
             id=run_id,
             resume="allow",
+            reinit="create_new",  # beside those of other seeds
             dir=str(workdir),
             project=config.wandb.project,
             group=config.wandb.group or None,

@@ -306,8 +306,8 @@ import runpy, shutil
 from grlab.train import loop
 make = loop.Run.save
 def save(self):
-    shutil.rmtree(self.directory.checkpoints)
-    self.directory.checkpoints.write_text("a file where the folder was")
+    shutil.rmtree(self.seeds[0].directory.checkpoints)
+    self.seeds[0].directory.checkpoints.write_text("a file where the folder was")
     make(self)
 loop.Run.save = save
 runpy.run_path("launch.py", run_name="__main__")
