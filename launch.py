@@ -33,9 +33,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 def train(args, rest: list[str]) -> int:
     """Trains one run, or resumes it."""
     config = configs.load(args.config, _overrides(rest))
-    from grlab import distributed  # JAX starts here, after the command is known to be right
+    from grlab import compiled, distributed  # JAX starts here, after the command is known to be right
     from grlab.train import loop, signals
 
+    compiled.keep()
     distributed.start(args.coordinator, args.processes, args.process_id, args.wait)
     try:
         (loop.train_together if config.seeds else loop.train)(config, args.workdir)
