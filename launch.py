@@ -105,7 +105,7 @@ def analyze(args, rest: list[str]) -> int:
 
 
 def bench(args, rest: list[str]) -> int:
-    """Times training steps, sites and the input pipeline side by side: ratios, on one core of a CPU."""
+    """Times training steps, compiling, sites and the input pipeline side by side, and counts operations' bytes."""
     overrides = _overrides(rest)
     if args.cores and hasattr(os, "sched_setaffinity"):  # before JAX makes its threads
         cores = sorted(os.sched_getaffinity(0))
@@ -174,7 +174,8 @@ def _parser() -> argparse.ArgumentParser:
                 help="its rows; default experiments/systems.py",
             )
             command.add_argument("--scale", default="cpu", help="a scale of configs/scales.py; default cpu")
-            command.add_argument("--parts", default="steps,sites,inputs", metavar="PART,PART", help="default all three")
+            parts = "of steps, compile, sites, operations, inputs; default steps,sites,inputs"
+            command.add_argument("--parts", default="steps,sites,inputs", metavar="PART,PART", help=parts)
             command.add_argument("--rounds", type=int, default=9, help="that medians are taken of; default 9")
             command.add_argument("--peers", action="store_true", help="sites of public code beside ours, if installed")
             command.add_argument("--cores", type=int, default=1, help="of a CPU; default 1; 0: all")

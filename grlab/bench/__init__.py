@@ -16,7 +16,7 @@ from grlab.experiment import Experiment
 from grlab.report.render import Block
 from grlab.train.rundir import code_state, cores
 
-PARTS = ("steps", "sites", "operations", "inputs")
+PARTS = ("steps", "compile", "sites", "operations", "inputs")
 
 
 def run(
@@ -52,6 +52,13 @@ def run(
             title = f"A training step at scale {scale}: times that of {labels[experiment.baseline]}"
             blocks.append(_block(title, times, labels, dict.fromkeys(configs, experiment.baseline)))
             record["steps"] = _seconds(times)
+        elif part == "compile":
+            times = steps.compile_times(configs, rounds, _say)
+            shallow, deep = list(times.seconds)[::2], list(times.seconds)[1::2]
+            title = f"Compiling a training step at scale {scale}: times that of the shallow model"
+            names = {name: name for name in times.seconds}
+            blocks.append(_block(title, times, names, dict(zip(deep, shallow, strict=True))))
+            record["compile"] = _seconds(times)
         elif part == "sites":
             times = sites.measure(rounds, peers, _say)
             title = f"A site, forward and backward: {sites.TOKENS} tokens, width {sites.WIDTH}, {sites.STREAMS} streams"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from grlab import experiment
-from grlab.bench import peers, run, sites, timing
+from grlab.bench import peers, run, sites, steps, timing
 from grlab.errors import UsageError
 
 TINY = dict(parts="steps,sites", rows="gr", rounds=2, peers=False, overrides=["model.vocab=256"])
@@ -36,6 +36,15 @@ def test_it_prints_a_table_and_writes_what_it_measured(tmp_path, capsys):
     assert set(record["steps"]) == {"prenorm", "gr"} and set(record["sites"]) == set(sites.SYSTEMS)
     assert all(len(seconds) == 2 for part in ("steps", "sites") for seconds in record[part].values())
     assert record["git_commit"] and record["device_kind"] and record["overrides"] == ["model.vocab=256"]
+
+
+def test_compiling_is_timed_by_depth(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(steps, "DEPTHS", (1, 2))
+    fields = TINY | {"parts": "compile", "rows": "prenorm"}
+    run(experiment.load("experiments/systems.py"), "tiny", out=str(tmp_path), **fields)
+    assert "× prenorm, 1 layers" in capsys.readouterr().out
+    record = json.loads((tmp_path / "bench-tiny.json").read_text())
+    assert set(record["compile"]) == {"prenorm, 1 layers", "prenorm, 2 layers"}
 
 
 def test_a_peer_that_is_not_installed_is_named(monkeypatch):
