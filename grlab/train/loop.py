@@ -135,13 +135,20 @@ class Run:
         self.names, self.n_params, self.n_active = param_names(params), count(params), count_active(params)
 
     def restored(self) -> tuple[State, int]:
-        """The state and step of the newest checkpoint that all seeds have, or those of the start."""
-        step = max(set.intersection(*(set(seed.checkpoints.steps()) for seed in self.seeds)), default=0)
-        if not step:
-            for seed in self.seeds:
-                seed.checkpoints.forget_after(0)
+        """The state and step of the newest checkpoint that all seeds have, or those of the start where none has one.
+
+        Raises UsageError where seeds have checkpoints and no step in common: work would be lost.
+        """
+        steps = [set(seed.checkpoints.steps()) for seed in self.seeds]
+        if not any(steps):
             return self.trainer.init(), 0
-        states = []
+        if not (common := set.intersection(*steps)):
+            at = ", ".join(
+                f"{seed.config.seed}: {max(of, default=0)}" for seed, of in zip(self.seeds, steps, strict=True)
+            )
+            remedy = f"no checkpoint is of the same step for all of them (seed: step {at}): run each with config.seed"
+            raise UsageError("config.seeds", self.config.seeds, remedy)
+        step, states = max(common), []
         for seed in self.seeds:
             state, position = seed.checkpoints.restore(step, self.trainer.of_one)
             states.append(state)

@@ -121,6 +121,17 @@ def test_seeds_go_on_together_or_alone(tiny, alone, records, tmp_path, capsys):
     assert len(loop.train_together(together, tmp_path / "alone")) == 2  # nothing is left to do
 
 
+def test_a_seed_far_behind_is_not_waited_for(tiny, tmp_path, monkeypatch):
+    """Seed 0 was killed at step 7 of its own run; what it has done is not thrown away for a seed that begins."""
+    of_one = tiny("gr")
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        cut_at(patch, 7)
+        loop.train(of_one, tmp_path / "run-0")
+    with pytest.raises(UsageError, match=r"config.seeds='0,3': no checkpoint is of the same step .* step 0: 4, 3: 0\)"):
+        loop.train_together(tiny("gr", "seeds=0,3"), tmp_path / "run")
+    assert (tmp_path / "run-0" / "checkpoints" / "4").is_dir()
+
+
 def test_a_seed_that_diverges_ends_alone(tiny, alone, records, tmp_path, monkeypatch):
     record = loop.Run.record
 
