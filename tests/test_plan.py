@@ -117,7 +117,7 @@ def test_the_plan_from_a_shell(tmp_path):
     assert "prenorm (1 of 1): compiling for v5e:4x4" in done.stderr
     record = json.loads((tmp_path / "plan-60m-v5e-4x4.json").read_text())
     row = record["rows"]["prenorm"]
-    assert row["fits"] and row["mesh"] == {"data": 2, "fsdp": 8, "tensor": 1, "expert": 1}
+    assert row["fits"] and row["mesh"] == {"data": 2, "fsdp": 8, "tensor": 1, "expert": 1, "seeds": 1}
     assert row["params"] == 4_000_512 and row["connection_params"] == row["connection_flops_per_token"] == 0
     # The state is 12 bytes a parameter, split over the 8 chips of fsdp; gains are whole.
     assert 12 * row["params"] / 8 < row["hbm_bytes"] < 2**27
